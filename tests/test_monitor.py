@@ -287,3 +287,10 @@ def test_networks_of_tokens_name_the_monitor_to_use():
     monitor = tnsim.torch.Monitor(tnsim.Empirical(np.arange(5)[:, None]), every=1)
     monitor(0, tokens)
     assert_close(monitor(1, tokens)["similarity/first"], 1.0, rtol=1e-12)
+
+
+def test_steps_that_go_back_are_refused():
+    monitor, net = tnsim.torch.Monitor(every=5), torch.nn.Linear(2, 2)
+    assert monitor(10, net) == {} and monitor(10, net) == {}  # the first, and the same again
+    with pytest.raises(tnsim.ModelError, match=r"step 5 comes after step 10.*another Monitor"):
+        monitor(5, net)

@@ -6,6 +6,10 @@ which the command line prints as a line before it exits with status 2.
 
 from __future__ import annotations
 
+import os
+import sys
+import warnings
+
 __all__ = [
     "CaveatWarning",
     "CheckpointError",
@@ -15,6 +19,7 @@ __all__ = [
     "MissingExtra",
     "ModelError",
     "NegativeEigenvalueWarning",
+    "OptionError",
     "PrecisionWarning",
     "ResultError",
     "StoreMismatch",
@@ -68,6 +73,28 @@ def printable(text: str, longest: int = 1000) -> str:
     return "".join(map(_escaped_character, text))
 
 
+_FOLDER = os.path.join(os.path.dirname(__file__), "")  # noqa: PTH120
+
+
+def warn(message: str, category: type[Warning]) -> None:
+    """Warn, and name the line of the caller of tnsim, however deep inside tnsim the finding was.
+
+    Args:
+        message: The finding.
+        category: Class of the warning.
+
+    Example:
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warn("a rounding error", PrecisionWarning)
+        >>> len(caught)
+        1
+    """
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_FOLDER):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)
+
+
 def _escaped_character(character: str) -> str:
     if character.isprintable():
         return character
@@ -113,6 +140,10 @@ class ExecutorError(TnsimError, RuntimeError):
 
 class ResultError(TnsimError, ValueError):
     """A pairwise result that cannot answer: not square, not finite, or without the label."""
+
+
+class OptionError(ModelError, ResultError, TypeError):
+    """An option of another kind than the function takes, such as a text for a number."""
 
 
 class MissingExtra(TnsimError, ImportError):

@@ -22,6 +22,7 @@ from typing import Any, Generic, Literal, ParamSpec, TypeVar, TypeVarTuple
 from weakref import WeakKeyDictionary
 
 from tnsim.errors import ModelError
+from tnsim.options import checked
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -269,6 +270,7 @@ class Session:
         compile
     """
 
+    @checked
     def __init__(
         self,
         results: int = 65_536,
@@ -279,6 +281,15 @@ class Session:
     ) -> None:
         if tier not in TIERS:
             raise ModelError(f"tier must be one of {', '.join(TIERS)}, found {tier!r}")
+        limits = dict(
+            results=results,
+            operations=operations,
+            block_bytes=block_bytes,
+            device_bytes=device_bytes,
+        )
+        for name, limit in limits.items():
+            if limit < 0:
+                raise ModelError(f"{name} of a Session must be at least 0, found {limit!r}")
         self.tier = tier
         self.results: LRUCache[Hashable, Any] = LRUCache(results)
         self.programs: LRUCache[Hashable, Any] = LRUCache(

@@ -316,3 +316,11 @@ def test_one_pattern_to_leave_out_is_one_pattern(state, tmp_path):
     for wrong in (3, [3], None):
         with pytest.raises(tnsim.CheckpointError, match="leave_out lists patterns of names"):
             tnsim.load(tmp_path / "sound" / "step_1.npz", chosen, leave_out=wrong)
+
+
+def test_inputs_for_norms_that_are_not_there_are_refused(tmp_path, rng):
+    own = tmp_path / "own.safetensors"
+    tnsim.save(tnsim.Model([tnsim.Linear(rng.normal(size=(2, 3)))]), own)
+    for read in (tnsim.load, lambda path, **options: tnsim.load([path], **options)[0]):
+        with pytest.raises(tnsim.ModelError, match=r"norm_inputs= .* has none"):
+            read(own, norm_inputs=np.ones((2, 3)))

@@ -276,3 +276,13 @@ def test_an_interrupt_ends_it_in_one_line(tmp_path):
     assert err.splitlines() == [
         "tnsim: stopped by SIGINT: finished tiles are kept in out/store, run again to go on"
     ]
+
+
+def test_named_files_that_cannot_be_read_end_it(tmp_path, rng, monkeypatch):
+    """There is nothing to wait for where the files are named and do not change."""
+    good, bad = saved(rng, tmp_path, 0), tmp_path / "step_010.npz"
+    np.savez(bad, exp_avg=np.ones(3))
+    monkeypatch.setattr(follow.time, "sleep", lambda _: None)
+    options = ("--out", tmp_path / "out", "--follow", 0.05, "--until", 2)
+    done = command("pairwise", good, bad, *options, check=False)
+    assert done.returncode == 2 and "step_010" in done.stderr

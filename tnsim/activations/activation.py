@@ -28,6 +28,7 @@ from tnsim.activations.normal import (
     smallest,
 )
 from tnsim.errors import ModelError
+from tnsim.options import checked
 from tnsim.scaled import library
 
 
@@ -219,6 +220,7 @@ class Remainder:
         return self.function(u) - sum(gate(u) for gate in self.less)
 
 
+@checked
 @dataclass(frozen=True, repr=False)
 class Activation:
     """A function of one number, between linear layers.
@@ -279,7 +281,7 @@ class Activation:
             )
         if any(not b > a for a, b in pairwise(kinks)):
             raise ModelError(f"the kinks of an activation increase, found {kinks}")
-        if self.strip is not None and not self.strip > 0:
+        if self.strip is not None and not 0 < self.strip < inf:
             raise ModelError(f"strip is a positive half-width, found {self.strip}")
         if self.function is not None and self.strip is not None:
             _check_strip(self.function, self.strip)
@@ -613,7 +615,13 @@ def _numbers(function: Callable[..., Any], u: np.ndarray, order: int = 0) -> np.
             row = np.zeros(size, flat.dtype)
             some = flat[start : start + size]
             row[: len(some)] = some
-            blocks.append(np.asarray(_compiled(function, order)(row))[: len(some)])
+            try:
+                values = _compiled(function, order)(row)
+            except TypeError as error:  # as functions of NumPy raise, or of one number
+                raise ModelError(
+                    f"{function!r} computes no arrays of JAX: write it by jax.numpy, entry by entry"
+                ) from error
+            blocks.append(np.asarray(values)[: len(some)])
     return np.concatenate(blocks).reshape(np.shape(u))
 
 

@@ -24,6 +24,7 @@ from tnsim.circuits.own_parts import OwnParts
 from tnsim.circuits.parts import Anatomy, Parts, opened
 from tnsim.circuits.standard_parts import Circuits, PartName, StandardParts, View, checked_view
 from tnsim.errors import MissingExtra, ModelError
+from tnsim.options import checked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -50,6 +51,7 @@ class _Side(NamedTuple):
     outputs: np.ndarray | None = None
 
 
+@checked(own="distances")
 def heads(
     a: Any,
     b: Any,

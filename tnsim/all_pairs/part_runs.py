@@ -12,7 +12,6 @@ rests are.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +26,7 @@ from tnsim.all_pairs.sources import content_hash
 from tnsim.all_pairs.store import State
 from tnsim.circuits.parts import PartSeries, SeriesParts
 from tnsim.circuits.standard_parts import KINDS, PartName
-from tnsim.errors import DamagedStore, DuplicateWarning, ModelError, StoreMismatch
+from tnsim.errors import DamagedStore, DuplicateWarning, ModelError, StoreMismatch, warn
 
 RESTS = "rests.json"
 """File in the store of a run over parts with the rest of every checkpoint."""
@@ -186,13 +185,12 @@ def _kept_rests(folder: Path) -> dict[str, dict[str, dict[str, Any]]]:
     return {side: dict(kept[side]) if kept else {} for side in "ab"}
 
 
-def warn_of_duplicates(result: Pairwise, rests: Rests, stacklevel: int) -> None:
+def warn_of_duplicates(result: Pairwise, rests: Rests) -> None:
     """Warn of checkpoints that are equal in all parts and in the rest.
 
     Args:
         result: Result of all parts.
         rests: Rests of the checkpoints.
-        stacklevel: Number of calls between the user's code and here.
     """
     for side, models in _identities(result, rests).items():
         first: dict[str, Any] = {}
@@ -201,10 +199,9 @@ def warn_of_duplicates(result: Pairwise, rests: Rests, stacklevel: int) -> None:
             if (known := first.setdefault(model, label)) is not label:
                 equal.append(f"{label} = {known}")
         if equal:
-            warnings.warn(
+            warn(
                 f"models with identical weights: {stores.listed(equal)}",
                 DuplicateWarning,
-                stacklevel=stacklevel + 1,
             )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -44,7 +43,7 @@ from tnsim.compare.routes import Ways, Weighed, from_table, weighed
 from tnsim.engine.budget import Budget, check_budget
 from tnsim.engine.precision import Arithmetic
 from tnsim.engine.runtime.devices import device
-from tnsim.errors import DuplicateWarning, ModelError
+from tnsim.errors import DuplicateWarning, ModelError, warn
 from tnsim.metrics.points import Points
 from tnsim.metrics.protocol import Metric
 from tnsim.models.differences import by_differences
@@ -340,10 +339,9 @@ def _side(
             equal.append(f"{source.label} = {first.source.label}")
     # Models with an equal part need not be equal, see `part_runs.warn_of_duplicates`.
     if equal and not isinstance(models, PartSeries):
-        warnings.warn(
+        warn(
             f"models with identical weights: {stores.listed(equal)}; they are computed once",
             DuplicateWarning,
-            stacklevel=4,
         )
     return Side(name, tuple(entries), tuple(distinct.values()))
 

@@ -8,7 +8,6 @@ blocks and tiles are kept in the store.
 from __future__ import annotations
 
 import os
-import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -32,15 +31,17 @@ from tnsim.engine import precision
 from tnsim.engine.budget import Budget
 from tnsim.engine.ir.dtypes import dtype_name
 from tnsim.engine.runtime.compiling import reporting
-from tnsim.errors import ModelError, StoreWarning
+from tnsim.errors import ModelError, StoreWarning, warn
 from tnsim.long_work import announced
 from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.metric import Gaussian, as_metric
 from tnsim.metrics.protocol import Metric
 from tnsim.models.functions import is_function
 from tnsim.models.origin import warn_of_caveats
+from tnsim.options import checked
 
 
+@checked
 def pairwise(
     models: Any,
     metric: Metric | str = Gaussian(),
@@ -134,7 +135,7 @@ def pairwise(
         result = part_runs.joined(models.names, results)
         if path is not None:
             part_runs.keep_rests(path, result, rests)
-        part_runs.warn_of_duplicates(result, rests, stacklevel=2)
+        part_runs.warn_of_duplicates(result, rests)
         return part_runs.with_rests(result, rests)
     models, other, metric = _given(models, other, metric, dialect, n_ctx)
     # Every model is read once here; nothing is computed yet.
@@ -155,7 +156,7 @@ def _computed(run: PairwiseRun, place: Place | None, executor: Any, progress: bo
     store, damaged = growing.opened(run, place)
     if damaged:
         listed = stores.listed(damaged)
-        warnings.warn(f"{path}: damaged: {listed}; computed again", StoreWarning, stacklevel=3)
+        warn(f"{path}: damaged: {listed}; computed again", StoreWarning)
     what = f"{run.pairs:,} inner products by {run.estimate.route}"
     with announced(what, run.estimate.seconds, bar=False), _bar(run.pairs, "pair", progress) as bar:
         try:
@@ -167,8 +168,8 @@ def _computed(run: PairwiseRun, place: Place | None, executor: Any, progress: bo
     # What was read from a store has been told of before, except for doubts of the degree alone.
     alone = 0.0 if run.job.certifies else run.arithmetic.alone
     worst = max([Doubt(alone, ""), *doubts])
-    precision.warn(*worst, run.arithmetic, stacklevel=3)
-    warn_of_caveats(run.caveats, stacklevel=3)
+    precision.warn_of_error(*worst, run.arithmetic)
+    warn_of_caveats(run.caveats)
     # Labels, names and caveats are those of this call; the store may have others.
     names = ("caveats", "exact", "labels_a", "labels_b", "names_a", "names_b")
     ours = attributes_of(run)
@@ -176,6 +177,7 @@ def _computed(run: PairwiseRun, place: Place | None, executor: Any, progress: bo
     return labelled({**attrs, **{name: ours[name] for name in names}}, store.arrays)
 
 
+@checked
 def plan_pairwise(
     models: Any,
     metric: Metric | str = Gaussian(),
@@ -234,6 +236,7 @@ def plan_pairwise(
     return prepared(models, metric, other, slices, dtype, budget, None, centred).estimate
 
 
+@checked
 def open_pairwise(path: str | os.PathLike[str]) -> Pairwise:
     """The result in a store, every number of it verified.
 
@@ -292,11 +295,10 @@ def open_pairwise(path: str | os.PathLike[str]) -> Pairwise:
 def _warn_of(missing: Sequence[str], path: str | os.PathLike[str]) -> None:
     """Warn that a run is not finished, where anything is missing."""
     if missing:
-        warnings.warn(
+        warn(
             f"{path}: not finished: {stores.listed(missing)} missing, whose pairs are NaN; "
             "run pairwise again with this store to go on",
             StoreWarning,
-            stacklevel=3,
         )
 
 

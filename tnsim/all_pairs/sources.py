@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -33,6 +33,7 @@ from tnsim.models.differences import by_differences
 from tnsim.models.functions import Function
 from tnsim.models.matrices import SparseMatrix
 from tnsim.models.model import Combination, Model, caveats, terms
+from tnsim.options import is_list
 from tnsim.problems.tensors.kinds import Kinds, kinds, nonlinear
 
 STANDARD = "standard"
@@ -236,7 +237,7 @@ def _labelled(models: Any) -> list[tuple[Any, Any]]:
         raise ModelError(f"this plans or compares one part, such as parts[{label!r}]")
     if isinstance(models, Mapping):
         return list(models.items())
-    if isinstance(models, Iterable) and not isinstance(models, str):
+    if is_list(models):
         return list(enumerate(models))
     raise ModelError(
         "expected models, a mapping or a tnsim.load of several files, "

@@ -26,7 +26,7 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.analysis import measures
-from tnsim.analysis.matrices import Names, of_models
+from tnsim.analysis.matrices import of_models
 from tnsim.checkpoints.given import check_chooses, given_models
 from tnsim.errors import ModelError, TooLarge, UnsupportedLayer
 from tnsim.models import functions
@@ -36,6 +36,7 @@ from tnsim.models.forward import as_read, check_inputs, is_tokens, plain_forward
 from tnsim.models.functions import Function
 from tnsim.models.layers import bias_name, innermost, map_names
 from tnsim.models.model import AnyModel, Model, terms
+from tnsim.options import checked, is_list, shown
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -121,7 +122,7 @@ def outputs_of(
         x, about = drawn_inputs(int(inputs), _first_reader(models), seed)
     else:
         # Loaders and mappings become arrays once, as the array says how long sequences are.
-        x = host_array(functions.input_rows(inputs))
+        x = functions.batch_of_inputs(inputs)
         models = given_models(models, inputs=x, output=output)
         x, about = _checked_inputs(x, _first_reader(models))
     if isinstance(models, list | Mapping):  # files choose as they are read
@@ -173,7 +174,12 @@ def _check_finite(outputs: Float[np.ndarray, "n *positions out"], n: int) -> Non
 
 def _each_model(models: Models) -> Iterable[Any]:
     """The models of a sequence, or those of a mapping without their labels."""
-    return models.values() if isinstance(models, Mapping) else models
+    each: Any = models.values() if isinstance(models, Mapping) else models
+    if not isinstance(models, Mapping) and not is_list(models):
+        raise ModelError(f"baselines compare a list of models or functions, found {shown(models)}")
+    if not len(each):
+        raise ModelError("baselines compare models or functions, found none")
+    return each
 
 
 def _checked_inputs(x: np.ndarray, model: AnyModel | None) -> tuple[np.ndarray, dict[str, Any]]:
@@ -265,7 +271,8 @@ def _of_model(model: AnyModel, batch: np.ndarray) -> Any:
     return total
 
 
-def weight_cosine(models: Models, *, names: Names = None) -> xr.DataArray:
+@checked
+def weight_cosine(models: Models, *, names: Sequence[int | str] | None = None) -> xr.DataArray:
     """Cosine of all weights and biases, flattened into a vector for each model.
 
     Needs no data, but models of equal structure; a permutation of hidden units changes it. It is
@@ -312,7 +319,8 @@ def weight_cosine(models: Models, *, names: Names = None) -> xr.DataArray:
     return of_models(read, names, "weight_cosine", cosines, about)
 
 
-def weight_slices(models: Models, *, names: Names = None) -> xr.DataArray:
+@checked
+def weight_slices(models: Models, *, names: Sequence[int | str] | None = None) -> xr.DataArray:
     """Cosine of the weights that write a single output: a row of the last layer, and its bias.
 
     It relates to `weight_cosine` as `slices` to `similarity`. It is blind to all layers below;
@@ -429,12 +437,13 @@ def _output_rows(model: Model) -> Float[np.ndarray, "out in"]:
     return np.column_stack([weights, np.asarray(bias, np.float64)])
 
 
+@checked
 def output_cosine(
     models: Models,
     inputs: Inputs,
     *,
     seed: Seed = 0,
-    names: Names = None,
+    names: Sequence[int | str] | None = None,
     output: str | int | None = None,
 ) -> xr.DataArray:
     """Cosine of the outputs on given inputs: a sample of the closed form of `Gaussian`.
@@ -473,12 +482,13 @@ def output_cosine(
     return of_models(models, names, "output_cosine", cosines, about)
 
 
+@checked
 def mean_cosine(
     models: Models,
     inputs: Inputs,
     *,
     seed: Seed = 0,
-    names: Names = None,
+    names: Sequence[int | str] | None = None,
     output: str | int | None = None,
 ) -> xr.DataArray:
     """Mean over inputs, and positions, of the cosine of the two outputs there.
@@ -521,13 +531,14 @@ def mean_cosine(
     return of_models(models, names, "mean_cosine", cosines, about)
 
 
+@checked
 def cka(
     models: Models,
     inputs: Inputs,
     *,
     seed: Seed = 0,
     debiased: bool = True,
-    names: Names = None,
+    names: Sequence[int | str] | None = None,
     output: str | int | None = None,
 ) -> xr.DataArray:
     """Linear centred kernel alignment of the outputs, which may differ in width.
@@ -589,12 +600,13 @@ def cka(
     return of_models(models, names, "cka", hsic / np.sqrt(np.outer(own, own)), about)
 
 
+@checked
 def js_divergence(
     models: Models,
     inputs: Inputs,
     *,
     seed: Seed = 0,
-    names: Names = None,
+    names: Sequence[int | str] | None = None,
     output: str | int | None = None,
 ) -> xr.DataArray:
     """Jensen-Shannon divergence of the softmax predictions, mean over inputs and positions.
@@ -644,12 +656,13 @@ def js_divergence(
     return of_models(models, names, "js_divergence", values, about)
 
 
+@checked
 def agreement(
     models: Models,
     inputs: Inputs,
     *,
     seed: Seed = 0,
-    names: Names = None,
+    names: Sequence[int | str] | None = None,
     output: str | int | None = None,
 ) -> xr.DataArray:
     """Share of the inputs, and positions, for which two models have the same largest output.

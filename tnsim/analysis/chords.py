@@ -7,14 +7,14 @@ arccos is not.
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
 from tnsim.analysis.matrices import TOLERANCE, square
-from tnsim.errors import MissingExtra, NegativeEigenvalueWarning, ResultError
+from tnsim.errors import MissingExtra, NegativeEigenvalueWarning, ResultError, warn
+from tnsim.options import checked
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -47,6 +47,7 @@ class Embedding(NamedTuple):
     negative: float
 
 
+@checked
 def mds(result: Matrix, dims: int = 2) -> Embedding:
     """Classical multidimensional scaling of the chords, in the axes of most variance.
 
@@ -91,11 +92,10 @@ def mds(result: Matrix, dims: int = 2) -> Embedding:
     # Of the absolute spectrum, which of a matrix of zeros has none.
     negative = np.abs(values[values < 0]).sum() / (np.abs(values).sum() or 1.0)
     if negative > NEGATIVE_SHARE:
-        warnings.warn(
+        warn(
             f"{negative:.1%} of the spectrum of {table.name or 'the matrix'} is negative: "
             "no points have these distances, and the embedding leaves that part out",
             NegativeEigenvalueWarning,
-            stacklevel=2,
         )
     # Negative eigenvalues belong to no points.
     variances = np.clip(values[:dims], 0, None)
@@ -140,6 +140,7 @@ def dendrogram(result: Matrix) -> Float[np.ndarray, "K-1 4"]:
     return hierarchy.linkage(chords[pairs], "average", optimal_ordering=True)
 
 
+@checked
 def spectrum(result: Matrix, tolerance: float | None = None) -> Float[np.ndarray, " K"]:
     """Eigenvalues of the matrix, which are not negative if it is a Gram matrix.
 
@@ -172,12 +173,11 @@ def spectrum(result: Matrix, tolerance: float | None = None) -> Float[np.ndarray
         tolerance = _ROUNDING * eps * len(table) * float(np.abs(table.values).max())
     values = import_scipy("a spectrum").linalg.eigvalsh(table.values)
     if values[0] < -tolerance:
-        warnings.warn(
+        warn(
             f"{table.name or 'the matrix'} has the eigenvalue {values[0]:.3g}, below "
             f"-{tolerance:.1g}: it is no Gram matrix; distances and embeddings made from it are "
             "approximate",
             NegativeEigenvalueWarning,
-            stacklevel=2,
         )
     return values
 

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from tnsim.analysis.chords import import_scipy
 from tnsim.analysis.matrices import is_symmetric, matrix
 from tnsim.errors import ResultError
+from tnsim.options import checked
 
 if TYPE_CHECKING:
     from tnsim.analysis.matrices import Matrix
@@ -36,6 +37,7 @@ class Correlation(NamedTuple):
     pairs: int
 
 
+@checked
 def correlation(first: Matrix, second: Matrix) -> Correlation:
     """Pearson's and Spearman's coefficients of two matrices over the same models.
 

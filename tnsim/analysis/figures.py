@@ -53,10 +53,11 @@ from tnsim.analysis.canvas import (
     refuse_span,
 )
 from tnsim.analysis.correlations import correlation, paired_entries
-from tnsim.analysis.matrices import matrix, part_grids, square
+from tnsim.analysis.matrices import check_result, matrix, numbers_in, part_grids, square
 from tnsim.analysis.summary import without_copies
 from tnsim.errors import MissingExtra, ResultError
 from tnsim.names import COVARIANCE, MEAN, SYMMETRISER, layer_tag
+from tnsim.options import checked, shown
 
 if TYPE_CHECKING:
     import quimb.tensor as qtn
@@ -113,6 +114,7 @@ _PANEL = 4.4
 """Side of a panel in inches."""
 
 
+@checked
 def heatmap(
     matrix: Float[np.ndarray, "K K"],
     labels: Sequence[str],
@@ -142,13 +144,16 @@ def heatmap(
         >>> figure.axes[0].get_title()
         'two models'
     """
-    values = np.asarray(matrix)
+    values = numbers_in(matrix)
+    if values.ndim != 2 or not values.size:
+        raise ResultError(f"a heatmap shows a matrix (K, K), found {shown(matrix)}")
     colours = diverging(1.0) if near_one(values) is None else colour_range(values)
     panel = Panel(values, labels, labels, heading(title), ("checkpoint", "checkpoint"))
     cell = _PANEL / len(values)
     return show_matrices(drawing, [panel], colours, cell=cell, bar="similarity").figure
 
 
+@checked
 def layer_by_layer(matrix: xr.DataArray, title: str = "", **drawing: Unpack[Drawing]) -> Figure:
     """A figure of parts of a network against parts of another, the first layers below.
 
@@ -179,6 +184,7 @@ def layer_by_layer(matrix: xr.DataArray, title: str = "", **drawing: Unpack[Draw
     return show_matrices(drawing, [panel], span, cell=cell, whole=True).figure
 
 
+@checked
 def contributions(
     values: Float[np.ndarray, "bra ket"],
     bra: Sequence[str],
@@ -224,6 +230,7 @@ def contributions(
     ).figure
 
 
+@checked
 def shares(
     labels: Sequence[str],
     values: Float[np.ndarray, " parts"],
@@ -274,6 +281,7 @@ def shares(
     return chosen.figure
 
 
+@checked
 def layers_and_heads(
     labels: Sequence[str],
     values: Float[np.ndarray, " components"],
@@ -326,6 +334,7 @@ def _column_order(name: str) -> tuple[bool, str, int]:
     return not number, kind, int(number or 0)
 
 
+@checked
 def shares_over_training(
     checkpoints: Sequence[Any],
     paths: Sequence[str],
@@ -377,6 +386,7 @@ def shares_over_training(
     return chosen.figure
 
 
+@checked
 def edges(
     labels: Sequence[str],
     values: Float[np.ndarray, " edges"],
@@ -438,6 +448,7 @@ def _place_of(name: str) -> tuple[int, int]:
     return (*numbers, -1, -1)[0], (*numbers, -1, -1)[1]
 
 
+@checked
 def draw(network: qtn.TensorNetwork, title: str = "", **drawing: Unpack[Drawing]) -> Figure:
     """A figure of a tagged network with a legend.
 
@@ -521,6 +532,7 @@ def _legend_entry(label: str, marker: str, colour: Any, **style: Any) -> Line2D:
     return Line2D([], [], marker=marker, ls="", color=colour, label=label, **style)
 
 
+@checked
 def depth(rows: Sequence[Mapping[str, Any]], title: str = "", **drawing: Unpack[Drawing]) -> Figure:
     """A figure of `tnsim bench depth`: planned multiplications and warm time against depth.
 
@@ -581,6 +593,7 @@ def depth(rows: Sequence[Mapping[str, Any]], title: str = "", **drawing: Unpack[
     return chosen.figure
 
 
+@checked
 def scatter_grid(
     panels: Mapping[str, tuple[Matrix, Matrix]],
     x_label: str,
@@ -642,6 +655,7 @@ def _draw_points(chosen: Canvas, axes: Any, first: Matrix, second: Matrix) -> No
     limit(chosen, axes)
 
 
+@checked
 def curves_over_training(
     result: xr.Dataset,
     strips: Strips,
@@ -734,6 +748,7 @@ def check_variables(result: xr.Dataset, names: Sequence[str]) -> None:
         Traceback (most recent call last):
         tnsim.errors.ResultError: the result has no variable 'slices', only ...
     """
+    check_result(result)
     for name in names:
         if name in result:
             continue
@@ -778,6 +793,7 @@ def _legend_of(strip: Sequence[xr.DataArray], inches: float) -> float:
     return legend_height([title_of(str(curve.name)) for curve in strip], inches)
 
 
+@checked
 def pairwise(
     result: xr.Dataset,
     kind: str = "heatmap",
@@ -829,6 +845,8 @@ def pairwise(
         names = (variable,)
     else:
         names = tuple(variable)
+    if not names:
+        raise ResultError("variable names a matrix of the result or several, found none")
     check_variables(result, names)
     points: tuple[int, ...] = ()
     if change_points is not None:

@@ -21,13 +21,15 @@ from tnsim.checkpoints.given import given_model
 from tnsim.errors import ModelError
 from tnsim.models.arrays import detached, host_array
 from tnsim.models.checks import Seed
-from tnsim.models.functions import array_of, input_rows, run_module
+from tnsim.models.functions import array_of, batch_of_inputs, run_module
 from tnsim.models.model import AnyModel, Model
+from tnsim.options import checked, is_list, shown
 
 if TYPE_CHECKING:
     import xarray as xr
 
 
+@checked(own="layers")
 def hidden_states(
     model: Any, inputs: Any, layers: str | Sequence[str] = "*"
 ) -> dict[str, np.ndarray]:
@@ -59,7 +61,10 @@ def hidden_states(
             "hidden_states takes one network and its inputs, found another network for inputs; two "
             "networks are compared by layer_similarity(a, b, inputs)"
         )
-    x = host_array(detached(input_rows(inputs)))
+    patterns = [layers] if isinstance(layers, str) else layers
+    if not is_list(patterns) or not all(isinstance(pattern, str) for pattern in patterns):
+        raise ModelError(f"layers are names of parts, or patterns of them, found {shown(layers)}")
+    x = batch_of_inputs(inputs)
     # Inputs keep modules as they are: hooks need the module itself.
     model = given_model(model, inputs=x)
     containers: dict[str, list[str]] = {}
@@ -72,7 +77,6 @@ def hidden_states(
             "hidden states are those of a module, a model or a file of one, found "
             f"{type(model).__name__}"
         )
-    patterns = [layers] if isinstance(layers, str) else list(layers)
     chosen = {}
     for part, states in every.items():
         names = (part, *containers.get(part, ()))
@@ -87,6 +91,7 @@ def hidden_states(
     return chosen
 
 
+@checked
 def layer_similarity(
     a: Any,
     b: Any,
@@ -141,7 +146,7 @@ def layer_similarity(
             )
         x, _ = drawn_inputs(int(inputs), first, seed)
     else:
-        x = host_array(detached(input_rows(inputs)))
+        x = batch_of_inputs(inputs)
     states = [hidden_states(model, x, layers) for model in (first, second)]
     if measure is cka:
         states = [_varying_states(found) for found in states]

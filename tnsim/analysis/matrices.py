@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from tnsim.errors import MissingExtra, ModelError, ResultError
+from tnsim.options import shown
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -289,7 +290,7 @@ def _unchecked_array(result: Matrix) -> xr.DataArray:
             return given["similarity"]
         names = ", ".join(map(str, given)) or "no variable at all"
         raise ResultError(f"the result has no similarity, only {names}")
-    values = np.asarray(given, np.float64)
+    values = numbers_in(given)
     if values.ndim != 2:
         raise ResultError(
             f"expected a matrix of similarities, found an array of shape {values.shape}"
@@ -297,6 +298,39 @@ def _unchecked_array(result: Matrix) -> xr.DataArray:
     rows, columns = values.shape
     labels = {"a": range(rows), "b": range(columns)}
     return xr.DataArray(values, dims=("a", "b"), coords=labels)
+
+
+def numbers_in(given: Any) -> np.ndarray:
+    """The numbers of a matrix that is given as an array, a labelled array or nested lists.
+
+    Raises:
+        ResultError: The value holds no real numbers.
+
+    Example:
+        >>> numbers_in([[1, 0]])
+        array([[1., 0.]])
+    """
+    try:
+        return np.asarray(given, np.float64)
+    except (TypeError, ValueError, OverflowError):
+        raise ResultError(
+            "expected a result of tnsim.pairwise, one of its matrices or an array of numbers "
+            f"(K, K), found {shown(given)}"
+        ) from None
+
+
+def check_result(result: Any) -> None:
+    """Refuse what is no result of all pairs.
+
+    Raises:
+        ResultError: The value is something else, such as a single matrix.
+
+    Example:
+        >>> import xarray as xr
+        >>> check_result(xr.Dataset())
+    """
+    if not isinstance(result, _import_xarray().Dataset):
+        raise ResultError(f"expected a result of tnsim.pairwise, found {shown(result)}")
 
 
 def is_one_set(result: xr.Dataset) -> bool:

@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 
 from tnsim.analysis.chords import squared_distances
 from tnsim.errors import ResultError
+from tnsim.options import checked
 
 if TYPE_CHECKING:
     from tnsim.analysis.matrices import Matrix
@@ -49,6 +50,7 @@ class Segmentation(NamedTuple):
         return f"{len(self.labels) + 1} phases{here}"
 
 
+@checked
 def phase_of_rows(change_points: Sequence[int], count: int) -> Int[np.ndarray, " count"]:
     """The phase of every row.
 
@@ -75,6 +77,7 @@ def phase_of_rows(change_points: Sequence[int], count: int) -> Int[np.ndarray, "
     return np.repeat(np.arange(len(sizes)), sizes)
 
 
+@checked(own="phases")
 def segment(similarity: Matrix, phases: int) -> Segmentation:
     """The best division into contiguous phases, exactly, in O(K^2 phases) (kernel change points).
 
@@ -115,6 +118,7 @@ def segment(similarity: Matrix, phases: int) -> Segmentation:
     return segmentations(similarity, phases)[-1]
 
 
+@checked(own="up_to")
 def segmentations(similarity: Matrix, up_to: int) -> list[Segmentation]:
     """The best divisions into 1, 2, ..., `up_to` phases, from a single table; see `segment`.
 

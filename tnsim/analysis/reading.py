@@ -31,6 +31,7 @@ from tnsim.analysis.correlations import Correlation, correlation
 from tnsim.analysis.matrices import TOLERANCE, matrix, place_of, square
 from tnsim.analysis.phases import Segmentation, phase_of_rows, segment, segmentations
 from tnsim.errors import ResultError
+from tnsim.options import checked
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -75,6 +76,7 @@ class AgainstControl(NamedTuple):
     difference: float
 
 
+@checked
 def block_score(similarity: Matrix, change_points: Sequence[int]) -> float:
     """Delta: mean similarity within blocks minus mean across blocks; higher is a sharper split.
 
@@ -108,6 +110,7 @@ def block_score(similarity: Matrix, change_points: Sequence[int]) -> float:
     return group_score(table, phase_of_rows(change_points, len(table)))
 
 
+@checked
 def group_score(similarity: Matrix, groups: Sequence[Any] | np.ndarray) -> float:
     """Mean similarity within groups minus mean across groups, of different models.
 
@@ -144,6 +147,7 @@ def group_score(similarity: Matrix, groups: Sequence[Any] | np.ndarray) -> float
     return _mean_contrast(values, within, ~same, group)
 
 
+@checked
 def last_block_score(similarity: Matrix, change_points: Sequence[int]) -> float:
     """Mean similarity within the last block minus mean across it and all before; higher is sharper.
 
@@ -197,6 +201,7 @@ def _mean_contrast(
     return float(values[within].mean() - values[across].mean())
 
 
+@checked
 def against_control(
     similarity: Matrix,
     control: Matrix,
@@ -259,6 +264,7 @@ def _row_range(table: Matrix) -> str:
     return f"{len(labels)} rows from {labels[0]} to {labels[-1]}"
 
 
+@checked
 def trajectory(result: Matrix, to: int | str = "final") -> xr.DataArray:
     """Similarity of every model to a single model of the run, or to the previous model.
 

@@ -29,6 +29,7 @@ from jaxtyping import Float
 from tnsim.analysis import reading
 from tnsim.analysis.axes import near_one
 from tnsim.analysis.matrices import (
+    check_result,
     is_one_set,
     is_symmetric,
     matrix,
@@ -38,6 +39,7 @@ from tnsim.analysis.matrices import (
 from tnsim.analysis.summary import findings
 from tnsim.errors import ResultError
 from tnsim.files import Kind, replacing
+from tnsim.options import checked
 from tnsim.tables import cell, in_words
 
 if TYPE_CHECKING:
@@ -67,6 +69,7 @@ SCRIPTS = (
 """Files of the page's one script, in the order in which they run."""
 
 
+@checked
 def write(
     result: xr.Dataset, path: str | os.PathLike[str], title: str = "Pairwise similarity"
 ) -> Path:
@@ -96,6 +99,7 @@ def write(
         >>> "<title>Two models</title>" in page.read_text()
         True
     """
+    check_result(result)
     page = _filled_page({"title": title, **_run_contents(result)})
     path = Path(path)
     # Half of a surrogate pair, as in an undecodable file name, has no UTF-8; it is written as its

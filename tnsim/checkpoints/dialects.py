@@ -35,6 +35,7 @@ from tnsim.checkpoints.rules import (
     rule_of,
 )
 from tnsim.errors import CheckpointError, printable
+from tnsim.options import is_list
 
 __all__ = [
     "AttentionRule",
@@ -228,6 +229,10 @@ def _check_dialect(dialect: Dialect) -> None:
     for field in ("name", "description"):
         if not isinstance(getattr(dialect, field), str):
             raise CheckpointError(f"the {field} of a dialect must be text")
+    if not is_list(dialect.layers):
+        raise CheckpointError(
+            f"dialect {dialect.name}: layers must list rules, found {dialect.layers!r}"
+        )
     for field in ("nested", "ignore", "unused", "leave_out"):
         # A single text would pass for a list of its letters.
         keys = getattr(dialect, field)
@@ -245,7 +250,7 @@ def _check_dialect(dialect: Dialect) -> None:
             f"{sum(lengths):,} characters, over the limit of {PATTERN_CHARACTERS:,}; "
             "whole names have no limit"
         )
-    if not dialect.layers:
+    if not len(dialect.layers):
         raise CheckpointError(f"dialect {dialect.name} has no layer rules")
     for n, rule in enumerate(dialect.layers):
         check_rule(rule, f"dialect {dialect.name}, layer rule {n}")

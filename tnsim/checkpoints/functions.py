@@ -14,9 +14,10 @@ import jax
 import numpy as np
 
 from tnsim.errors import ON_INPUTS, ModelError, TooLarge, UnsupportedLayer, printable
-from tnsim.models.arrays import is_traced
+from tnsim.models.arrays import host_array, is_traced
 from tnsim.models.model import Model
 from tnsim.models.origin import Origin
+from tnsim.options import checked
 
 if TYPE_CHECKING:
     from tnsim.checkpoints.operations import Graph
@@ -28,6 +29,7 @@ _BATCHES = ((1.0, 3), (-1.0, 3), (0.25, 1), (4.0, 5), (1e-3, 2), (1e3, 4))
 """Size and number of random inputs."""
 
 
+@checked
 def from_function(function: Callable[[Any, Any], Any], params: Any, x: Any) -> Model:
     """A model that computes a function of JAX.
 
@@ -98,7 +100,7 @@ def from_function(function: Callable[[Any, Any], Any], params: Any, x: Any) -> M
             raise ModelError(f"params{jax.tree_util.keystr(path)} is complex, and models are real")
         where.append(n)
         weights.append(found)
-    example = np.asarray(x)
+    example = host_array(x)
     if example.ndim < 2 or example.dtype.kind not in "fiu" or not len(example):
         raise ModelError(
             "x is a batch of inputs, numbers (n, d) or tokens (n, positions), found an array of "

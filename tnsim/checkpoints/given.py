@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tnsim.errors import CheckpointError, ModelError, TnsimError, UnsupportedLayer
 from tnsim.models.functions import is_function, with_output
 from tnsim.models.model import AnyModel, Combination, Model, in_numpy, terms
+from tnsim.options import is_list
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -114,7 +115,7 @@ def given_models(
 
     whole = (str, os.PathLike, Mapping, Series, AnyModel)
     # A generator would be used up by the first look at it.
-    if isinstance(models, Iterable) and not isinstance(models, whole):
+    if is_list(models) and not isinstance(models, whole):
         models = list(models)
     if inputs is not None and dialect is None and (folders := folders_of_networks(models)):
         return {label: given_model(path, n_ctx, inputs, output) for label, path in folders.items()}
@@ -212,6 +213,8 @@ def folders_of_networks(models: Any) -> dict[str, Path]:
         return {}
     weights = ("model.safetensors", "adapter_model.safetensors")
     if isinstance(models, (list, tuple)):
+        if any(isinstance(path, (list, tuple)) for path in models):
+            return {}
         paths = map(Path, models)
         models = [path.parent if path.name.startswith(weights) else path for path in paths]
     elif Path(models).is_file() or architecture_of(models):  # a single one

@@ -28,10 +28,17 @@ from tnsim.checkpoints.formats import SUFFIXES
 from tnsim.checkpoints.guard import naming
 from tnsim.checkpoints.named_arrays import to_numpy
 from tnsim.checkpoints.native import METADATA, own_model
-from tnsim.checkpoints.state_dict import check_unquantised, model_from_state, unnamed
+from tnsim.checkpoints.state_dict import (
+    check_no_norm_inputs,
+    check_unquantised,
+    model_from_state,
+    unnamed,
+)
 from tnsim.errors import CheckpointError, ModelError, TnsimError, printable
+from tnsim.models.arrays import is_count
 from tnsim.models.checks import Seed, check_untraced, seed_number
-from tnsim.models.model import Model
+from tnsim.models.model import AnyModel, Model
+from tnsim.options import checked, is_list, shown
 from tnsim.tables import html_table
 
 if TYPE_CHECKING:
@@ -115,6 +122,7 @@ def read(
         inventory, told_by = read_file(file)
         # A dialect that was asked for comes before the architecture that a file of tnsim states.
         if known is None and METADATA in inventory.metadata:
+            check_no_norm_inputs(norm_inputs)  # norms are constants in such a file
             model = own_model(inventory.state, inventory.metadata[METADATA], n_ctx)
             return Checkpoint(model, inventory.dtypes)
         # Only foreign files need the configuration beside them.
@@ -166,7 +174,7 @@ def patterns(leave_out: str | Sequence[str]) -> tuple[str, ...]:
     """
     if isinstance(leave_out, str):
         return (leave_out,)
-    several = tuple(leave_out) if isinstance(leave_out, Iterable) else (leave_out,)
+    several: tuple[Any, ...] = tuple(leave_out) if is_list(leave_out) else (leave_out,)
     if not all(isinstance(pattern, str) for pattern in several):
         raise CheckpointError(
             f"leave_out lists patterns of names, such as ['*.bias'], found {leave_out!r}"
@@ -218,8 +226,13 @@ def find_dialect(
     # A series hands on the reader that was found for its module.
     if hasattr(dialect, "module"):
         return dialect
-    if str(dialect) in PRESETS:
-        return PRESETS[str(dialect)]
+    if isinstance(dialect, str) and dialect in PRESETS:
+        return PRESETS[dialect]
+    if not isinstance(dialect, (str, os.PathLike)):
+        raise CheckpointError(
+            "a dialect is a tnsim.Dialect, the name of a preset, the path of a JSON file or an "
+            f"nn.Module, found {shown(dialect)}"
+        )
     path = Path(dialect)
     if path.suffix == ".json":
         with naming(path):
@@ -296,6 +309,7 @@ class Series(Sequence[Model]):
         113
     """
 
+    @checked(own="leave_out")
     def __init__(
         self,
         source: Any,
@@ -318,7 +332,7 @@ class Series(Sequence[Model]):
         self.paths: tuple[Path, ...] = tuple(path for _, path in entries)
         # Snapshots in a hub cache lie under hashes, so their revisions are the names.
         self.names: tuple[str, ...] = tuple(names or [name for name, _ in entries])
-        self.labels: tuple[str, ...] = _series_labels([Path(name) for name in self.names])
+        self.labels: tuple[str, ...] = series_labels([Path(name) for name in self.names])
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -334,6 +348,7 @@ class Series(Sequence[Model]):
             return self._part(index, self.reading.n_ctx)
         return read(self.paths[position_in(index, self.labels)], *self.reading).model
 
+    @checked
     def at_length(self, n_ctx: int) -> Series:
         """The same checkpoints, read as models for sequences of `n_ctx` positions."""
         return self._part(slice(None), n_ctx)
@@ -419,10 +434,10 @@ def _expand_source(source: Any) -> Iterator[tuple[str, Path]]:
             "name"
         )
     # Bytes and open files are iterable, into what is no path.
-    if not isinstance(source, Iterable) or isinstance(source, bytes) or hasattr(source, "read"):
+    if not is_list(source) or hasattr(source, "read"):
         raise CheckpointError(
-            f"expected a path or several, found {printable(repr(source), 80)}; an nn.Module is "
-            "read by tnsim.from_module"
+            f"expected a path or several, found {shown(source)}; an nn.Module is read by "
+            "tnsim.from_module"
         )
     for entry in source:
         yield from _expand_source(entry)
@@ -501,12 +516,16 @@ def _name_part(part: str) -> tuple[int, int, str]:
     return (0, 0, part)
 
 
-def _series_labels(paths: Sequence[Path]) -> tuple[str, ...]:
-    """The single number that tells the names apart, or the names.
+def series_labels(paths: Sequence[Path]) -> tuple[str, ...]:
+    """The single number that tells the names of files or folders apart, or the names.
 
     Names without a digit, such as `model_best` beside `epoch=3-val=0.12`, stay names.
+
+    Example:
+        >>> series_labels([Path("run/step_10.pt"), Path("run/step_20.pt")])
+        ('10', '20')
     """
-    stems = [path.stem for path in paths]
+    stems = [path.name if path.is_dir() else path.stem for path in paths]
     parts = {stem: re.split(r"(\d+)", stem) for stem in stems}
     counted = [stem for stem in stems if len(parts[stem]) > 1]
     numbers = _differing_numbers([parts[stem] for stem in counted])
@@ -591,6 +610,7 @@ def load(
 ) -> Series: ...
 
 
+@checked(own="leave_out")
 def load(
     path: Any,
     dialect: AnyDialect | None = None,
@@ -655,6 +675,7 @@ def load(
     )
 
 
+@checked(own="state leave_out")
 def from_state_dict(
     state: Mapping[str, Any],
     dialect: AnyDialect | None = None,
@@ -690,6 +711,8 @@ def from_state_dict(
         >>> from_state_dict(state, "bilinear-readout").degree
         2
     """
+    if not isinstance(state, Mapping):
+        raise CheckpointError(f"expected named tensors, found {type(state).__name__}")
     leave_out = patterns(leave_out)
     reader = _reader_asked_for(dialect, inputs, output)
     return _model_by(reader, state, n_ctx, config, leave_out, norm_inputs)
@@ -707,6 +730,7 @@ class ForwardDifference(NamedTuple):
     relative: float
 
 
+@checked
 def compare_forward(
     model: Model, forward: Callable[[np.ndarray], Any], samples: int = 64, seed: Seed = 0
 ) -> ForwardDifference:
@@ -740,6 +764,10 @@ def _forward_difference(
     model: Model, forward: Callable[[np.ndarray], Any], samples: int, seed: int, scale: float
 ) -> ForwardDifference:
     """Both differences on normal inputs of equal size."""
+    if not isinstance(model, AnyModel):
+        raise ModelError(f"a tnsim Model is held against a forward pass, found {shown(model)}")
+    if not is_count(samples):
+        raise ModelError(f"samples must be a positive integer, found {samples!r}")
     check_untraced("a comparison with a forward pass", model)
     shape = (samples, model.d_in)
     if model.n_ctx is not None:

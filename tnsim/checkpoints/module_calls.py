@@ -10,8 +10,8 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 
 from tnsim.errors import MissingExtra, ModelError
-from tnsim.models.arrays import detached, host_array
-from tnsim.models.functions import array_of, input_rows, run_module
+from tnsim.models.functions import array_of, batch_of_inputs, run_module
+from tnsim.options import checked
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -19,6 +19,7 @@ T = TypeVar("T")
 BATCH = 16  # inputs that run at once where states are collected
 
 
+@checked
 def inputs_of(module: Any, path: str, inputs: Any) -> np.ndarray:
     """The states that enter a submodule while a module runs on inputs.
 
@@ -56,7 +57,7 @@ def inputs_of(module: Any, path: str, inputs: Any) -> np.ndarray:
         near = names or [name for name in known if name]
         shown = ", ".join(near[:4]) + (", ..." if len(near) > 4 else "")
         raise ModelError(f"there is no submodule {path!r}; there are {shown}")
-    rows = host_array(detached(input_rows(inputs)))
+    rows = batch_of_inputs(inputs)
     batches: list[np.ndarray] = []
 
     def record(_: Any, arguments: tuple, named: dict[str, Any]) -> None:

@@ -16,8 +16,7 @@ import numpy as np
 from tnsim.checkpoints.module_calls import array, require_torch
 from tnsim.checkpoints.norms import Normed
 from tnsim.errors import ModelError
-from tnsim.models.arrays import host_array
-from tnsim.models.functions import check_one_input, tensor_of
+from tnsim.models.functions import batch_of_inputs, check_one_input, tensor_of
 
 if TYPE_CHECKING:
     from tnsim.checkpoints.batches import Beside
@@ -121,7 +120,7 @@ def example_inputs(module: Any, inputs: Any, n_ctx: int | None) -> Any:
         if isinstance(inputs, (tuple, list)) and any(hasattr(each, "shape") for each in inputs):
             check_one_input(module)
         is_tensor = isinstance(inputs, torch.Tensor)
-        example: Any = inputs if is_tensor else tensor_of(host_array(inputs))
+        example: Any = inputs if is_tensor else tensor_of(batch_of_inputs(inputs))
         if example.is_floating_point():
             return example.double()
         return example if example.is_complex() or example.dtype == torch.bool else example.long()

@@ -57,6 +57,7 @@ from tnsim.models.checks import check_length
 from tnsim.models.functions import array_of, is_random_in_training
 from tnsim.models.model import Model
 from tnsim.models.origin import Origin
+from tnsim.options import checked
 
 if TYPE_CHECKING:
     from tnsim.checkpoints.operations import Graph
@@ -74,6 +75,7 @@ SOFTMAX = "MultiheadAttention"  # refused as a whole, not operation by operation
 
 
 @outside_compiler
+@checked(own="layers")
 def from_module(
     module: Any,
     layers: Mapping[type, Declared] | None = None,

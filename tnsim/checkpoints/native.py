@@ -33,6 +33,7 @@ from tnsim.models.matrices import Columns, SparseMatrix
 from tnsim.models.model import Model
 from tnsim.models.origin import Origin
 from tnsim.models.protocol import Layer
+from tnsim.options import checked
 
 FORMAT = 1
 SPARSE = "sparse"  # the key of the widths of sparse matrices, in the description of a layer
@@ -49,6 +50,7 @@ SETTINGS: dict[type, tuple[str, ...]] = {  # fields of a layer that are no array
 }
 
 
+@checked
 def save(model: Model, path: str | os.PathLike[str]) -> None:
     """Write a model as safetensors, architecture in the metadata.
 

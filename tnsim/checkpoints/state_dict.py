@@ -30,7 +30,14 @@ from tnsim.checkpoints.formats import Stored
 from tnsim.checkpoints.named_arrays import KeysDiffer, NamedArrays, listing, to_numpy, valued
 from tnsim.checkpoints.norms import Normed, fold
 from tnsim.checkpoints.rules import Rule
-from tnsim.errors import BY_PARTS, ON_INPUTS, CheckpointError, TnsimError, UnsupportedLayer
+from tnsim.errors import (
+    BY_PARTS,
+    ON_INPUTS,
+    CheckpointError,
+    ModelError,
+    TnsimError,
+    UnsupportedLayer,
+)
 from tnsim.models.arrays import detached, rename_errors, requires_grad
 from tnsim.models.functions import input_rows
 from tnsim.models.layers import has_width
@@ -395,13 +402,30 @@ def assembled(
 
     Raises:
         UnsupportedLayer: Where there are norms and no inputs.
-        ModelError: Where the inputs do not fit.
+        ModelError: Where the inputs do not fit, or there is no norm for them.
     """
     if not any(normed.norm for normed in layers):
+        check_no_norm_inputs(norm_inputs)
         return Model([normed.layer for normed in layers], n_ctx, origin)
     if norm_inputs is None:
         raise _unfolded(layers)
     return _folded(layers, input_rows(norm_inputs), n_ctx, origin)
+
+
+def check_no_norm_inputs(norm_inputs: Any) -> None:
+    """Refuse inputs for norms where a network has none.
+
+    Raises:
+        ModelError: There are inputs, on which nothing would be measured.
+
+    Example:
+        >>> check_no_norm_inputs(None)
+    """
+    if norm_inputs is not None:
+        raise ModelError(
+            "norm_inputs= (--norm-inputs FILE) measures norms, and this network has none before a "
+            "layer: leave it out"
+        )
 
 
 def _rules(rule: Rule, arrays: NamedArrays) -> Iterator[Rule]:

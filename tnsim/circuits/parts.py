@@ -25,6 +25,7 @@ from tnsim.circuits.standard_parts import KINDS, PartName, StandardParts, View, 
 from tnsim.circuits.transformer import Transformer
 from tnsim.errors import ModelError, TnsimError, printable
 from tnsim.models.model import Model, with_dense_matrices
+from tnsim.options import checked
 from tnsim.tables import html_table
 
 Anatomy: TypeAlias = StandardParts | OwnParts
@@ -104,6 +105,7 @@ class Parts(Mapping[str, Model]):
             raise unknown_part(label, self)
         return self._by_label[matches[0]]
 
+    @checked
     def matching(self, pattern: str) -> list[str]:
         """The names of the parts that a pattern means.
 
@@ -369,6 +371,7 @@ def parts(
 ) -> Parts: ...
 
 
+@checked(own="distances")
 def parts(
     checkpoint: Any,
     kinds: Sequence[str] | str = KINDS,

@@ -17,6 +17,7 @@ from tnsim.models.layers import Bilinear, Linear
 from tnsim.models.model import Model
 from tnsim.models.origin import Origin
 from tnsim.models.protocol import Layer
+from tnsim.options import is_list
 
 KINDS = ("qk", "ov", "mlp", "direct")
 """Kinds of parts: scores of a head, values of a head, an MLP block, the direct path to logits."""
@@ -358,13 +359,19 @@ def checked_view(distances: Sequence[int], norm: str, centred: bool = False) -> 
     """
     if norm not in ("fold", "leave"):
         raise ModelError(f"norm must be 'fold' or 'leave', found {norm!r}")
-    several = tuple(distances) if isinstance(distances, (Sequence, np.ndarray)) else (distances,)
+    several: tuple[Any, ...] = tuple(distances) if is_list(distances) else (distances,)
     # True counts as an integer in Python.
     whole = [
         isinstance(distance, (int, np.integer)) and not isinstance(distance, bool)
         for distance in several
     ]
-    if not (several and all(whole) and min(several) >= 0 and len(set(several)) == len(several)):
+    if not (
+        several
+        and all(whole)
+        and min(several) >= 0
+        and max(several) < 2**63
+        and len(set(several)) == len(several)
+    ):
         raise ModelError(
             "distances lists by how many positions keys stand before queries, different whole "
             f"numbers from 0, such as (1, 2, 4), found {distances!r}"

@@ -29,11 +29,24 @@ _LATER_LOOKS = 2
 sees it unchanged."""
 
 
+_PATIENCE = 20
+"""Looks for which a file that cannot be read may still be on its way."""
+
+
 class _Stamp(NamedTuple):
     """Size and time of change of a file, which differ while the file is being written."""
 
     size: int
     changed: int
+
+
+class _Unreadable(NamedTuple):
+    """A file that cannot be read: as what it and its folder were found, why, at how many looks."""
+
+    stamp: _Stamp
+    folder: _Stamp | None
+    error: TnsimError
+    looks: int
 
 
 Written: TypeAlias = tuple[tuple[Path, _Stamp], ...]
@@ -59,6 +72,7 @@ def followed(
     compared: Callable[[Any, Path], Pairwise],
     store: Path,
     every: float,
+    until: int | None = None,
 ) -> Generator[Grown]:
     """All pairs of a run that still trains, again for every change of its checkpoints.
 
@@ -68,21 +82,27 @@ def followed(
         compared: Function from models and the path of a store to all pairs.
         store: Store of the results.
         every: Seconds between two looks at the files.
+        until: Number of checkpoints with which the iterator ends; None where it does not end.
 
     Yields:
-        The pairs of the checkpoints that are written to their end. The iterator does not end.
+        The pairs of the checkpoints that are written to their end.
 
     Raises:
         StoreMismatch: The store holds another run.
+        TnsimError: There cannot be `until` checkpoints: they are files that were named one by one,
+            and one of them was not readable for `_PATIENCE` looks, in which it did not change.
     """
     out = store.parent
     computed: Written = ()  # what the results hold
     stored: Written = ()  # what the store holds as far as this process knows
     mismatches = 0
     look = _Look(files, models_of)
+    is_closed = until is not None and all(Path(file).is_file() for file in files)
     with ExitStack() as temporary:
         while True:
             written = look.written()
+            if is_closed and len(look.hopeless) > len(files) - (until or 0):
+                raise next(iter(look.hopeless.values()))
             # A checkpoint that is being written again is waited for.
             is_settled = look.changing.isdisjoint(path for path, _ in computed)
             if written and written != computed and is_settled:
@@ -107,6 +127,8 @@ def followed(
                     mismatches = 0
                     yield Grown(result, len(written), len(set(written) - set(computed)))
                     computed = stored = written
+                    if until is not None and len(written) >= until:
+                        return
             time.sleep(every)
 
 
@@ -127,8 +149,12 @@ class _Look:
         self.changing: set[Path] = set()  # files that differ from those of the look before
         self._before: dict[Path, _Stamp] = {}
         self._whole: dict[Path, _Stamp] = {}
-        self._told: dict[Path, _Stamp] = {}
-        self._refused: dict[Path, tuple[_Stamp, _Stamp | None]] = {}  # beside their folders
+        self._told: dict[Path, _Unreadable] = {}
+
+    @property
+    def hopeless(self) -> dict[Path, TnsimError]:
+        """The files that were not readable for many looks, in which they did not change."""
+        return {path: told.error for path, told in self._told.items() if told.looks >= _PATIENCE}
 
     def written(self) -> Written:
         """The checkpoints that are written to their end, in order."""
@@ -149,8 +175,10 @@ class _Look:
             return False
         if self._whole.get(path) == stamp:
             return True
-        state = stamp, _stamp(path.parent)
-        if self._refused.get(path) == state:
+        told, folder = self._told.get(path), _stamp(path.parent)
+        is_known = told is not None and told.stamp == stamp
+        if told is not None and is_known and told.folder == folder:
+            self._told[path] = told._replace(looks=told.looks + 1)
             return False
         try:
             # Models are read when indexed, parts when they are told apart.
@@ -160,9 +188,9 @@ class _Look:
         except MissingExtra:
             raise
         except TnsimError as error:
-            if self._told.get(path) != stamp:
+            if not is_known:
                 say(f"waiting for {error}")
-            self._told[path], self._refused[path] = stamp, state
+            self._told[path] = _Unreadable(stamp, folder, error, 1)
             return False
         self._whole[path] = stamp
         return True

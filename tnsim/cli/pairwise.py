@@ -159,12 +159,13 @@ def pairwise(
 
         if follow is not None:
             say(f"following {', '.join(names)} every {follow:g} s; Ctrl-C ends")
-            with contextlib.closing(followed(names, models_of, compared, store, follow)) as run:
+            with contextlib.closing(
+                followed(names, models_of, compared, store, follow, until)
+            ) as run:
                 for grown in run:
                     _write_results(grown.result, out, parquet, plots, report)
                     _say_grown(grown)
-                    if until is not None and grown.models >= until:
-                        return
+                return
         result = compared(models, store)
     written = [store, *_write_results(result, out, parquet, plots, report)]
     if as_json:

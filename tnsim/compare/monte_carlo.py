@@ -28,6 +28,7 @@ from tnsim.metrics.points import Points, Reading, WeightedPoints, draws
 from tnsim.metrics.quadrature import gaussian_draws
 from tnsim.models.checks import Seed, check_untraced, seed_number
 from tnsim.models.model import Model
+from tnsim.options import checked
 from tnsim.problems import forward
 from tnsim.problems.batches import GROUPS
 from tnsim.problems.forward import Sums
@@ -65,6 +66,7 @@ class Check(NamedTuple):
         return html_table("Closed form beside sampling", self._asdict().items())
 
 
+@checked(own="samples")
 def check(
     a: Comparable,
     b: Comparable,

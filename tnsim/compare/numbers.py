@@ -304,14 +304,13 @@ def _number_facts(number: Number | Numbers) -> str:
     return facts
 
 
-def cosine(products: InnerProducts, models: Two, request: Request, stacklevel: int = 3) -> Any:
+def cosine(products: InnerProducts, models: Two, request: Request) -> Any:
     """The cosine `AB / sqrt(AA BB)`, elementwise.
 
     Args:
         products: Inner products AB, AA and BB.
         models: Models that were compared.
         request: Question asked of them.
-        stacklevel: Level of warnings as for `warnings.warn`, counted from this function.
 
     Returns:
         A `Number`, or `Numbers` where outputs are told apart; inside a trace an array, NaN where a
@@ -337,8 +336,8 @@ def cosine(products: InnerProducts, models: Two, request: Request, stacklevel: i
         return values_known.astype(arithmetic.dtype)
     # Within its error bound a value beyond 1 is rounding; further out it is refused, never clipped.
     clipped = precision.clipped(cosines)
-    precision.report(float(cosines.error.max()), "the cosine", arithmetic, stacklevel)
-    warn_of_caveats(_model_caveats(models), stacklevel)
+    precision.report(float(cosines.error.max()), "the cosine", arithmetic)
+    warn_of_caveats(_model_caveats(models))
     error = _standard_error(products, cosine_error)
     return _labelled_values(clipped, request.metric, models, products, error)
 
@@ -408,7 +407,7 @@ def _report_rounding(products: InnerProducts, models: Two, request: Request) -> 
     values = products.values
     product = values["AB"]
     _check_number(product.mantissa, request.metric)
-    warn_of_caveats(_model_caveats(models), stacklevel=4)
+    warn_of_caveats(_model_caveats(models))
     arithmetic = Arithmetic(highest_degree(models), products.dtype)
     if product.mantissa == 0:
         return
@@ -419,7 +418,7 @@ def _report_rounding(products: InnerProducts, models: Two, request: Request) -> 
         with np.errstate(divide="ignore", invalid="ignore"):
             cosines = precision.cosine(product, values["AA"], values["BB"], arithmetic)
         error = float(np.nan_to_num(cosines.error, nan=np.inf))
-    precision.report(error, "the inner product", arithmetic, stacklevel=4)
+    precision.report(error, "the inner product", arithmetic)
 
 
 def _standard_error(products: InnerProducts, error_of: Callable[[Any], Any]) -> Any:

@@ -38,8 +38,10 @@ from tnsim.metrics.metric import Gaussian
 from tnsim.metrics.protocol import Metric
 from tnsim.models.functions import is_function
 from tnsim.models.model import Model, with_dense_matrices
+from tnsim.options import checked
 
 
+@checked
 def similarity(
     a: Comparable,
     b: Comparable,
@@ -88,6 +90,7 @@ def similarity(
     return numbers.cosine(inner_products(a, b, request), (a, b), request)
 
 
+@checked
 def slices(
     a: Comparable,
     b: Comparable,
@@ -133,6 +136,7 @@ def slices(
     return numbers.cosine(inner_products(a, b, request), (a, b), request)
 
 
+@checked
 def inner(
     a: Comparable,
     b: Comparable,
@@ -181,6 +185,7 @@ def inner(
     return numbers.value(inner_products(a, b, request), (a, b), request)
 
 
+@checked
 def log_inner(
     a: Comparable,
     b: Comparable,
@@ -257,6 +262,7 @@ def _differentiated(answer: Answer, a: Any, b: Any, request: Request) -> tuple[A
     return differentiated(answer, a, b, request)
 
 
+@checked
 def plan(
     a: Comparable,
     b: Comparable,

@@ -62,6 +62,7 @@ from tnsim.models.model import Model, with_dense_matrices
 from tnsim.models.origin import Origin
 from tnsim.models.protocol import Layer
 from tnsim.models.scaling import replaced
+from tnsim.options import checked
 from tnsim.problems.hidden_units import segments
 from tnsim.problems.tensors.affine import Affine, affine_of
 
@@ -70,6 +71,7 @@ LARGEST_ERROR = 0.5
 inputs decide the moments of a polynomial, which say nothing about the network."""
 
 
+@checked
 def polynomial(
     model: Any,
     degree: int,

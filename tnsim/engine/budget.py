@@ -18,12 +18,14 @@ from tnsim.engine.runtime.gradients import Pullback
 from tnsim.engine.runtime.tiers import seconds_of, tier_in_use
 from tnsim.engine.search.routes import BeyondLimit
 from tnsim.errors import ModelError, TooLarge
+from tnsim.options import checked
 from tnsim.sessions import session
 
 FREE_SHARE = 0.8  # share of free memory that a plan may use with its compiling
 _ALWAYS_FITS = 2**24  # bytes for which free memory is not looked up
 
 
+@checked
 @dataclass(frozen=True)
 class Budget:
     """Limits of memory and work for a single plan with all its runs.

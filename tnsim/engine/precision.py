@@ -30,14 +30,13 @@ error.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.errors import ModelError, PrecisionWarning, ResultError, TnsimError
+from tnsim.errors import ModelError, PrecisionWarning, ResultError, TnsimError, warn
 from tnsim.scaled import Numeric, ScaledSum, library, over_outputs
 
 VISIBLE = 1e-3
@@ -289,23 +288,22 @@ def clipped(cosines: Cosine) -> Any:
     return np.minimum(np.maximum(cosines.value, -1.0), 1.0)
 
 
-def report(error: float, what: str, arithmetic: Arithmetic, stacklevel: int) -> None:
+def report(error: float, what: str, arithmetic: Arithmetic) -> None:
     """Refuse a cosine without digits, warn of a visible error.
 
     Args:
         error: Bound of the cosine's absolute error.
         what: Name of the cosine, as the subject of a sentence.
         arithmetic: Degree of the polynomials and dtype of the computation.
-        stacklevel: Stack level of the warning, as for `warnings.warn`.
 
     Raises:
         ResultError: Terms cancel so far that no digit is left, see `refuse`.
 
     Warns:
-        PrecisionWarning: The error is visible, see `warn`.
+        PrecisionWarning: The error is visible, see `warn_of_error`.
     """
     refuse(error, what, arithmetic)
-    warn(error, what, arithmetic, stacklevel + 1)
+    warn_of_error(error, what, arithmetic)
 
 
 def refuse(error: float, what: str, arithmetic: Arithmetic) -> None:
@@ -334,7 +332,7 @@ def refuse(error: float, what: str, arithmetic: Arithmetic) -> None:
         )
 
 
-def warn(error: float, what: str, arithmetic: Arithmetic, stacklevel: int) -> None:
+def warn_of_error(error: float, what: str, arithmetic: Arithmetic) -> None:
     """Warn with `PrecisionWarning` of a visible error; arguments are as for `report`."""
     if error <= VISIBLE:
         return
@@ -349,7 +347,7 @@ def warn(error: float, what: str, arithmetic: Arithmetic, stacklevel: int) -> No
             f"{what} has about {digits} digits left: its terms cancel, and rounding may change it "
             f"by {error:.1g}"
         )
-    warnings.warn(message + arithmetic.advice, PrecisionWarning, stacklevel=stacklevel + 1)
+    warn(message + arithmetic.advice, PrecisionWarning)
 
 
 _ADVICE = (

@@ -15,7 +15,6 @@ functions; the other two add up only where components do not interact.
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -32,7 +31,7 @@ from tnsim.compare.numbers import jackknife_error
 from tnsim.compare.request import Comparable, comparables, estimated, with_metric
 from tnsim.engine.budget import Budget
 from tnsim.engine.ir.dtypes import dtype_name
-from tnsim.errors import CaveatWarning, ModelError
+from tnsim.errors import CaveatWarning, ModelError, warn
 from tnsim.localise.change_of_functions import exchange_functions
 from tnsim.localise.change_of_weights import exchange_weights, name_of
 from tnsim.localise.differences import by_input, directions
@@ -45,6 +44,7 @@ from tnsim.metrics.protocol import Metric
 from tnsim.models.components import GRANULARITIES
 from tnsim.models.functions import is_function
 from tnsim.models.origin import warn_of_caveats
+from tnsim.options import checked
 from tnsim.tables import guarantee, html_table
 
 if TYPE_CHECKING:
@@ -136,6 +136,7 @@ class Change:
         """
         return by_input(self._exchanges.differences())
 
+    @checked
     def directions(self, count: int = 4) -> xr.Dataset:
         """The directions of the outputs along which most of the change is, on the inputs.
 
@@ -290,6 +291,7 @@ def change(
 ) -> ChangeSeries: ...
 
 
+@checked(own="by")
 def change(
     a: Any,
     b: Any = None,
@@ -390,6 +392,7 @@ def change(
         Aumann and Shapley 1974, "Values of non-atomic games"; integrated gradients after
         Sundararajan et al. 2017, on functions of components, or on weights, in the place of inputs.
     """
+    by = by.tolist() if isinstance(by, np.ndarray) else by  # equals nothing and is in no list
     question = _Question(by, of, ends, align, n_ctx, dtype, budget)
     metric = as_metric(metric)
     if b is None:
@@ -445,7 +448,7 @@ def _change(a: Any, b: Any, metric: Metric, question: _Question) -> Change:
     exchanges, metric = _exchanged(a, b, metric, question)
     of = question.of
     split = exchanges.split(of)
-    warn_of_caveats(exchanges.caveats, stacklevel=3)
+    warn_of_caveats(exchanges.caveats)
     found = Change(
         exchanges.labels,
         split.share,
@@ -466,7 +469,7 @@ def _change(a: Any, b: Any, metric: Metric, question: _Question) -> Change:
         doubts += (_NO_LINEAGE,)
         found = dataclasses.replace(found, caveats=exchanges.caveats + doubts)
     for doubt in doubts:
-        warnings.warn(doubt, CaveatWarning, stacklevel=3)
+        warn(doubt, CaveatWarning)
     return found
 
 

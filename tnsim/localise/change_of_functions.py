@@ -34,7 +34,7 @@ from tnsim.localise.slopes import (
 )
 from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.points import Points
-from tnsim.models.arrays import in_float64
+from tnsim.models.arrays import as_array, in_float64
 from tnsim.models.checks import check_untraced
 from tnsim.models.components import (
     Component,
@@ -137,7 +137,7 @@ class FunctionsExchanged(NamedTuple):
         # The parts sum to the total; by how much they miss it shows the digits that cancellation
         # has left.
         missed = abs(together.sum() / total - 1)
-        precision.report(max(missed, error), "a share of the change", arithmetic, 4)
+        precision.report(max(missed, error), "a share of the change", arithmetic)
         exact = setting.exact(pair.a, pair.b) and of == "distance"
         return Split(slopes, together / together.sum(), total, surroundings, exact)
 
@@ -181,7 +181,7 @@ class FunctionsExchanged(NamedTuple):
         missed = abs(found.sum() / total - 1)
         degree = max(pair.a.degree, pair.b.degree)
         arithmetic = Arithmetic(degree, pair.setting.dtype)
-        precision.report(max(missed, error), "an inner product of parts", arithmetic, 2)
+        precision.report(max(missed, error), "an inner product of parts", arithmetic)
         return found
 
     def differences(self) -> Iterator[Batch]:
@@ -238,7 +238,7 @@ def _basis(a: Model, b: Model, align: Any) -> Float[np.ndarray, "width width"]:
         if align != "embedding":
             raise ModelError(f"align must be 'embedding' or a square matrix, found {align!r}")
         return basis_of_embedding(a, b)
-    return np.asarray(align, np.float64)
+    return as_array(align, "align, 'embedding' or a square matrix,", 2)
 
 
 def _with_ends(a: Model, b: Model, parts: tuple[Component, ...]) -> Model:

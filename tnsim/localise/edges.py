@@ -190,7 +190,7 @@ def edges_between(model: Model, by: str, setting: Setting) -> Edges:
     points = setting.points(whole)
     arithmetic = Arithmetic(model.growth, setting.dtype)
     setting, points, error = certified(switched, [whole], norm, setting, points)
-    precision.report(error, "a share of an edge", arithmetic, 3)
+    precision.report(error, "a share of an edge", arithmetic)
     share = integral(switched, at, model, setting, points).sum(axis=0) / norm
     if points is None:
         cut = np.array([setting.squared_norm(whole - other) for other in cuts])

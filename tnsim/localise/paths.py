@@ -61,6 +61,7 @@ from tnsim.models.components import (
 from tnsim.models.layers import activation_of, affine_maps, bias_name, residual_rule
 from tnsim.models.model import Model, caveats, with_dense_matrices
 from tnsim.models.origin import warn_of_caveats
+from tnsim.options import checked
 from tnsim.problems.kernels import KERNEL_DTYPE
 from tnsim.scaled import beyond_float, power
 from tnsim.tables import guarantee, html_table
@@ -267,6 +268,7 @@ def paths(
 ) -> PathSeries: ...
 
 
+@checked(own="order top")
 def paths(
     a: Any,
     b: Model | None = None,
@@ -365,7 +367,7 @@ def paths(
 def _warn_of_each(results: Sequence[Paths | Edges]) -> None:
     """Warn the caller of `paths` of the caveats of all models, each once."""
     said = dict.fromkeys(caveat for result in results for caveat in result.caveats)
-    warn_of_caveats(tuple(said), stacklevel=3)
+    warn_of_caveats(tuple(said))
 
 
 def _models(a: Any, b: Any, metric: Metric, n_ctx: int | None) -> tuple[Any, Any]:
@@ -436,7 +438,7 @@ def _compared(a: Model, b: Model | None, setting: Setting, question: _Question) 
         # both sides.
         mantissas, exponent = bra.signs @ inner.values @ ket.signs.T, inner.exponent
         arithmetic = Arithmetic(max(m.growth for m in both), setting.dtype)
-        precision.report(error, "a share of a path", arithmetic, stacklevel=3)
+        precision.report(error, "a share of a path", arithmetic)
         left_out = None
         if inner.left_out is not None:
             left_out = bra.signs @ inner.left_out @ ket.signs.T
@@ -489,7 +491,7 @@ def _by_units(
     if total:
         arithmetic = Arithmetic(max(model.growth for model in models), KERNEL_DTYPE)
         error = float(arithmetic.rounding * abs(products.values).sum() / total)
-        precision.report(error, "a share of a path", arithmetic, stacklevel=4)
+        precision.report(error, "a share of a path", arithmetic)
     return values, products.exponent, bra, ket
 
 

@@ -16,8 +16,10 @@ from tnsim.metrics.points import Points, Reading, check_draws
 from tnsim.metrics.protocol import Metric
 from tnsim.models.arrays import Array, as_array, in_float64, pytree
 from tnsim.models.checks import Seed, seed_number
+from tnsim.options import checked
 
 
+@checked(own="samples")
 @pytree
 @dataclass(frozen=True, eq=False)
 class Categorical:

@@ -21,6 +21,7 @@ from tnsim.metrics.quadrature import gaussian_draws
 from tnsim.models.arrays import Array, host_array, is_traced, pytree
 from tnsim.models.checks import Seed, seed_number
 from tnsim.models.functions import input_rows
+from tnsim.options import checked, shown
 
 
 class StoredInputs:
@@ -108,6 +109,7 @@ def _opened_file(path: Path, reader: Any) -> Any:
         raise ModelError(f"{path}: not a readable file of inputs: {error}") from None
 
 
+@checked
 @pytree
 @dataclass(frozen=True, eq=False)
 class Empirical:
@@ -168,7 +170,10 @@ class Empirical:
             )
         object.__setattr__(self, "inputs", inputs)
         if self.weights is not None:
-            weights = np.array(host_array(self.weights), np.float64)  # always a copy
+            weights = np.array(host_array(self.weights))  # always a copy
+            if weights.dtype.kind not in "biuf":
+                raise ModelError(f"weights are numbers, found {shown(self.weights)}")
+            weights = weights.astype(np.float64)
             _check_weights(weights, len(inputs))
             object.__setattr__(self, "weights", weights)
 

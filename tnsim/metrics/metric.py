@@ -34,6 +34,7 @@ from tnsim.metrics.input_moments import GaussianMoments
 from tnsim.metrics.pairings import PairingRule
 from tnsim.metrics.protocol import LayerwiseMetric, Metric, adds_up, joins_layers
 from tnsim.models.arrays import pytree
+from tnsim.options import checked
 
 _FEWEST_SAMPLES = 32
 """Fewest inputs of an estimate: two for each of the replicates that tell its standard error."""
@@ -131,6 +132,7 @@ class Symmetric(_AlwaysExact):
     pairs_within_model = False
 
 
+@checked(own="samples")
 @pytree
 @dataclass(frozen=True, eq=False)
 class Gaussian(GaussianMoments, _AlwaysExact):

@@ -26,6 +26,7 @@ from tnsim.metrics.points import Points, Reading, Rule, check_draws, draws, mapp
 from tnsim.metrics.quadrature import gauss_rule, hermite_rule
 from tnsim.models.arrays import pytree
 from tnsim.models.checks import Seed, seed_number
+from tnsim.options import checked, shown
 
 _PANELS, _PANEL_NODES = 400, 20  # panels between two edges of a density, nodes of a panel
 _ROUNDING = 1e-12  # relative rounding of moments that are given as floats
@@ -70,13 +71,19 @@ def marginal(given: Any) -> Marginal:
         return NAMED[given]
     if _is_nodes_and_weights(given):
         return _finite_distribution("given nodes", *given)
-    moments = [float(moment) for moment in np.ravel(np.asarray(given, np.float64))]
+    try:
+        moments = [float(moment) for moment in np.ravel(np.asarray(given, np.float64))]
+    except (TypeError, ValueError, OverflowError):
+        raise ModelError(
+            f"a marginal is the name of a distribution ({', '.join(NAMED)}), moments, or "
+            f"(nodes, weights), found {shown(given)}"
+        ) from None
     whole = len(moments) > 0 and abs(moments[0] - 1) <= _ROUNDING
     if len(moments) < 2 or not whole or not np.isfinite(moments).all():
-        shown = ", ".join(f"{moment:g}" for moment in moments[:4])
+        first = ", ".join(f"{moment:g}" for moment in moments[:4])
         raise ModelError(
             "moments are finite numbers E[x^0] = 1, E[x], E[x^2] and so on, two at least; "
-            f"found {len(moments)}, which begin with {shown or 'nothing'}"
+            f"found {len(moments)}, which begin with {first or 'nothing'}"
         )
     return Marginal("given moments", lambda nodes: rule_of_moments(moments, nodes), None)
 
@@ -257,6 +264,7 @@ bimodal (-1 or 1 plus 0.3 z), spikes (2 z, or 0 with probability 3/4), bernoulli
 (-1 or 1), where z is a standard normal number."""
 
 
+@checked(own="samples")
 @pytree
 @dataclass(frozen=True, eq=False)
 class Product:

@@ -19,8 +19,10 @@ from tnsim.activations.activation import Activation, activation, jump_relu
 from tnsim.errors import ModelError
 from tnsim.models.arrays import Array, is_count, pytree, set_arrays, vector
 from tnsim.models.matrices import affine, matrix, written_out
+from tnsim.options import checked
 
 
+@checked
 @pytree
 @dataclass(frozen=True, eq=False)
 class Elementwise:

@@ -12,11 +12,13 @@ from jaxtyping import Float
 from tnsim.errors import ModelError
 from tnsim.models.arrays import Array, as_array, is_count, pytree, set_arrays, vector
 from tnsim.models.matrices import affine, matrix
+from tnsim.options import checked
 from tnsim.scaled import library
 
 MASKS = ("causal", "none")
 
 
+@checked(own="rope_base")
 @pytree
 @dataclass(frozen=True, eq=False)
 class Attention:

@@ -105,7 +105,10 @@ def seed_number(seed: Seed, what: str = "the seed") -> int:
         raise ModelError(f"{what} is traced, and inputs are drawn outside the JAX trace")
     if isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
         seed = jax.random.key_data(seed)
-    words = np.asarray(seed)
+    try:
+        words: Any = np.asarray(seed)
+    except ValueError:  # rows of unequal length, which are refused below
+        words = np.empty(0)
     if words.dtype == np.uint32 and words.ndim == 1 and len(words):  # a key of the older kind
         # The words of a key are digits in base 2^32, the first the highest.
         return int.from_bytes(words.astype(">u4").tobytes(), "big")

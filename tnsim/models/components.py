@@ -49,6 +49,7 @@ from tnsim.models.matrices import affine, written_out
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
 from tnsim.models.scaling import replaced
+from tnsim.options import checked
 from tnsim.scaled import library
 
 GRANULARITIES = ("layer", "head", "unit")
@@ -77,6 +78,7 @@ class Component:
     bias: bool
 
 
+@checked
 def components(model: Model, by: str = "layer") -> tuple[str, ...]:
     """The names of the components of a model, from the input up.
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from tnsim.errors import CaveatWarning, ModelError, TnsimError
+from tnsim.errors import CaveatWarning, ModelError, TnsimError, warn
 from tnsim.models.arrays import detached, host_array
 from tnsim.models.model import AnyModel
+from tnsim.options import shown
 
 Function: TypeAlias = Callable[[Any], Any]
 """A map from a batch of inputs to outputs (points, out) or (points, positions, out)."""
@@ -62,7 +62,8 @@ def is_function(model: Any) -> bool:
         >>> is_function(abs), is_function(tnsim.Model([tnsim.Linear([[1.0]])]))
         (True, False)
     """
-    return callable(model) and not isinstance(model, AnyModel)
+    # A class has a forward pass only once it is called.
+    return callable(model) and not isinstance(model, (type, AnyModel))
 
 
 def refused_under(metric: Any) -> ModelError:
@@ -357,6 +358,31 @@ def input_rows(inputs: Any) -> Any:
     return inputs
 
 
+def batch_of_inputs(inputs: Any) -> np.ndarray:
+    """Inputs in what data comes as, in NumPy.
+
+    Args:
+        inputs: Inputs, as for `input_rows`.
+
+    Returns:
+        An array of numbers with a row for every input.
+
+    Raises:
+        ModelError: The inputs are no numbers, or no batch.
+
+    Example:
+        >>> batch_of_inputs([[1.0, 2.0]]).shape
+        (1, 2)
+    """
+    array = host_array(detached(input_rows(inputs)))
+    if array.dtype.kind not in "biufc" or not array.ndim or not len(array):
+        raise ModelError(
+            "inputs are a batch, an array of numbers with a row for every input; found "
+            f"{shown(inputs)}"
+        )
+    return array
+
+
 def _is_dataset(inputs: Any) -> bool:
     """Whether a value gives its items by number and is neither an array nor a list."""
     ours = isinstance(inputs, (list, tuple, str, bytes)) or hasattr(inputs, "shape")
@@ -369,11 +395,10 @@ def _first_entries(items: Iterable[Any]) -> list[np.ndarray]:
     for item in items:
         several = isinstance(item, (tuple, list))
         if several and len(item) > 1 and not found:
-            warnings.warn(
+            warn(
                 f"the data gives tuples of {len(item)}, as of inputs with labels: the first entry "
                 "of each is taken as the input",
                 CaveatWarning,
-                stacklevel=2,
             )
         one: Any = next(iter(item)) if several else item
         found.append(host_array(detached(_of_mapping(one) if hasattr(one, "keys") else one)))

@@ -33,6 +33,7 @@ from tnsim.models.arrays import (
 from tnsim.models.attention import Attention
 from tnsim.models.matrices import affine, matrix
 from tnsim.models.protocol import Layer, OwnLayer
+from tnsim.options import checked
 
 
 class Multilinear:
@@ -65,6 +66,7 @@ class Multilinear:
     down: Float[Array, "out rank"]
     down_bias: Float[Array, " out"] | None
 
+    @checked
     def __init__(
         self,
         legs: Sequence[Any],

@@ -33,6 +33,7 @@ from tnsim.models.layers import (
 from tnsim.models.matrices import is_sparse, written_out
 from tnsim.models.origin import Origin
 from tnsim.models.protocol import Layer, OwnLayer
+from tnsim.options import checked, shown
 from tnsim.sessions import per_object_cache
 from tnsim.tables import html_table
 
@@ -123,6 +124,7 @@ class Model(_Vector):
     n_ctx: int | None
     origin: Origin | None = None  # no part of the pytree, as new weights have another origin
 
+    @checked
     def __init__(
         self,
         layers: Iterable[Layer | OwnLayer],
@@ -261,8 +263,15 @@ class Combination(_Vector):
     coefficients: tuple[Any, ...]
     models: tuple[Model, ...]
 
+    @checked
     def __init__(self, weighted: Iterable[tuple[Any, Model]]):
         weighted = tuple(weighted)
+        for entry in weighted:
+            if not isinstance(entry, tuple) or len(entry) != 2 or not isinstance(entry[1], Model):
+                raise ModelError(
+                    "a Combination is made of pairs (coefficient, tnsim.Model), found "
+                    f"{shown(entry)}"
+                )
         # The first model stands for all: being comparable is transitive.
         for _, model in weighted[1:]:
             check_comparable(weighted[0][1], model)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
-from tnsim.errors import CaveatWarning
+from tnsim.errors import CaveatWarning, warn
 
 
 @dataclass(frozen=True)
@@ -38,23 +37,21 @@ class Origin:
     dialect: Any = None
 
 
-def warn_of_caveats(caveats: tuple[str, ...], stacklevel: int) -> None:
+def warn_of_caveats(caveats: tuple[str, ...]) -> None:
     """Warn that a number may be about other functions than the networks that were read.
 
     Args:
         caveats: Caveats of all models that the number is about.
-        stacklevel: Level as for `warnings.warn`, counted from the caller of this function.
 
     Warns:
         CaveatWarning: There is a caveat.
 
     Example:
-        >>> warn_of_caveats((), stacklevel=1)
+        >>> warn_of_caveats(())
     """
     if caveats:
-        warnings.warn(
+        warn(
             "the models are not quite the networks they were read from, or not known to be: "
             f"{'; '.join(caveats)}",
             CaveatWarning,
-            stacklevel=stacklevel + 1,
         )

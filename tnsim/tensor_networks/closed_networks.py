@@ -47,6 +47,7 @@ from tnsim.metrics.protocol import LayerwiseMetric, Metric
 from tnsim.models.checks import check_comparable, check_untraced
 from tnsim.models.model import Model, in_numpy
 from tnsim.names import COVARIANCE, DOWN, KERNEL, MEAN, OUT, SIDES, Side, bond_index, layer_tag
+from tnsim.options import checked
 from tnsim.problems.alignment import align, check_shapes
 from tnsim.problems.base import moment_nodes
 from tnsim.problems.diagrams import tree
@@ -201,6 +202,7 @@ class LegJoinings:
             yield from self.all_of(rest, start.times(way), steps)
 
 
+@checked
 def networks(
     a: Model, b: Model, metric: Metric | str = Gaussian(), max_tensors: int = MAX_TENSORS
 ) -> Iterator[tuple[float, qtn.TensorNetwork]]:

@@ -40,6 +40,7 @@ from tnsim.engine.runtime.tiers import tier_in_use
 from tnsim.engine.search.paths import searched_by
 from tnsim.errors import ModelError, TnsimError
 from tnsim.models.arrays import Array, not_differentiated
+from tnsim.options import checked
 from tnsim.scaled import Scaled, beyond_float, library, power, shifted
 from tnsim.tensor_networks.network_sums import (
     SUM,
@@ -47,7 +48,7 @@ from tnsim.tensor_networks.network_sums import (
     NetworkSum,
     Tags,
     WeightedNetwork,
-    checked,
+    given_array,
     leaf_of,
     network_sum,
 )
@@ -134,6 +135,7 @@ def balanced(
     return Scaled(arrays, rows[0] @ (xp.stack(exponents) - stays))
 
 
+@checked(own="shared_tags symmetric_tags")
 def contract(
     networks: qtn.TensorNetwork | Iterable[WeightedNetwork],
     output_inds: Sequence[str] | None = None,
@@ -214,6 +216,7 @@ def contract(
     return expression()
 
 
+@checked(own="shared_tags symmetric_tags")
 def contract_expression(
     networks: qtn.TensorNetwork | Iterable[WeightedNetwork],
     output_inds: Sequence[str] | None = None,
@@ -317,7 +320,7 @@ class Expression:
         leaves, exponents = dict(self.networks.leaves), dict(self.exponents)
         for tags, given in (arrays or {}).items():
             name = leaf_of(self.networks, tags)
-            array = checked(self.networks, name, given, real=self.plan.dtype in DTYPES)
+            array = given_array(self.networks, name, given, real=self.plan.dtype in DTYPES)
             leaf = leaves[name]._replace(array=array)
             leaves[name] = _scaled_leaf(leaf) if self.strip_exponent else leaf
             exponents[name] = _unit_of(array)

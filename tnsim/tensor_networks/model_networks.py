@@ -35,6 +35,7 @@ from tnsim.names import (
     layer_tag,
     role_index,
 )
+from tnsim.options import checked
 from tnsim.problems.tensors.layer_networks import Node, local_nodes, node_count, stacked
 from tnsim.sessions import session_cache
 
@@ -82,6 +83,7 @@ def layer_arrays(model: Model) -> tuple[LayerArrays, ...]:
     return tuple(arrays)
 
 
+@checked
 def network(model: Model, max_tensors: int = MAX_TENSORS) -> qtn.TensorNetwork:
     """The unrolled network of a model.
 

@@ -358,7 +358,7 @@ def leaf_of(networks: NetworkSum, tags: Tags) -> str:
     )
 
 
-def checked(networks: NetworkSum, name: str, given: Any, real: bool) -> Any:
+def given_array(networks: NetworkSum, name: str, given: Any, real: bool) -> Any:
     """Check an array that replaces the array of a leaf, and return it.
 
     Args:

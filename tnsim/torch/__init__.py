@@ -27,6 +27,7 @@ from tnsim.metrics.metric import Gaussian, as_metric
 from tnsim.metrics.protocol import Metric
 from tnsim.models.functions import is_function
 from tnsim.models.model import Model
+from tnsim.options import checked
 
 if TYPE_CHECKING:
     import torch
@@ -46,6 +47,7 @@ def __getattr__(name: str) -> Any:
 
 
 @outside_compiler
+@checked
 def similarity(
     a: Any,
     b: Any,
@@ -129,6 +131,7 @@ def similarity(
 
 
 @outside_compiler
+@checked(own="layers")
 def from_module(
     module: Any,
     layers: Mapping[type, Declared] | None = None,

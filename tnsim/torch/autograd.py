@@ -133,7 +133,7 @@ def compared(
         # Without gradients, the same similarity raises the error that explains the NaN.
         without_gradients.similarity(*why, metric, dtype=dtype, budget=budget)
         raise TnsimError("the similarity is not a number, though without gradients it is one")
-    warn_of_caveats(caveats(a, b), stacklevel=3)
+    warn_of_caveats(caveats(a, b))
     return value
 
 
@@ -185,7 +185,7 @@ class _Cosine(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
         ctx.places = places
         if not np.isnan(cosines.value):
-            precision.report(float(cosines.error), "the cosine", arithmetic, stacklevel=4)
+            precision.report(float(cosines.error), "the cosine", arithmetic)
         value = float(precision.clipped(cosines))
         return torch.tensor(value, dtype=torch.float64, device=tensors[0].device)
 

@@ -36,6 +36,7 @@ from tnsim.metrics.metric import Gaussian, as_metric
 from tnsim.metrics.protocol import Metric
 from tnsim.models.arrays import is_count
 from tnsim.models.checks import check_length
+from tnsim.options import checked
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -85,6 +86,7 @@ class Monitor:
         (3, 3)
     """
 
+    @checked
     def __init__(
         self,
         metric: Metric | str = Gaussian(),
@@ -130,7 +132,8 @@ class Monitor:
             the last record, in units of the function's norm; nothing where no record is due.
 
         Raises:
-            ModelError: The step is no whole number, or the module cannot be compared.
+            ModelError: The step is no whole number, or below that of the last record, or the
+                module cannot be compared.
             UnsupportedLayer: The module cannot be compared under the metric.
         """
         try:
@@ -139,7 +142,13 @@ class Monitor:
             raise ModelError(f"step must be a whole number, found {step!r}") from None
         # A training loop may report a step several times, for instance while it accumulates
         # gradients.
-        if step % self._every or (self.history and self.history[-1]["step"] == step):
+        last = self.history[-1]["step"] if self.history else step - 1
+        if step < last:
+            raise ModelError(
+                f"step {step} comes after step {last:g}, and a monitor records one run, whose "
+                "steps increase: make another Monitor where training begins again"
+            )
+        if step % self._every or step == last:
             return {}
         frozen = _frozen(module)
         now = self._function(frozen)

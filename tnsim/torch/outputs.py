@@ -94,7 +94,7 @@ def compared_on_inputs(
     check_comparison(*fixed, metric)
     (product, *norms), products = _inner_products(a, b, fixed, request)
     # The errors and warnings are those of `tnsim.similarity`, and so is the number.
-    value = float(numbers_of.cosine(products, fixed, request, stacklevel=4))
+    value = float(numbers_of.cosine(products, fixed, request))
     cosine = product / (norms[0].sqrt() * norms[1].sqrt())
     return cosine + (value - cosine.detach())
 
