@@ -576,7 +576,7 @@ def test_second_differences_are_within_the_error_that_is_told(name, rng, monkeyp
     """b - a against d - c for nearly equal weights: kinks and gates have no differences in closed
     form, so digits go, and the error says how many."""
     told = []
-    monkeypatch.setattr(precision, "warn", lambda error, *_: told.append(error))
+    monkeypatch.setattr(precision, "warn_of_error", lambda error, *_: told.append(error))
     shape = (2, 3)
     gate, up, down = rng.normal(size=shape), rng.normal(size=shape), rng.normal(size=(2, 2))
     for change in (1e-2, 1e-3, 1e-4, 1e-5, 1e-6):

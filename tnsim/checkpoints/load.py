@@ -711,10 +711,10 @@ def from_state_dict(
         >>> from_state_dict(state, "bilinear-readout").degree
         2
     """
-    if not isinstance(state, Mapping):
-        raise CheckpointError(f"expected named tensors, found {type(state).__name__}")
     leave_out = patterns(leave_out)
     reader = _reader_asked_for(dialect, inputs, output)
+    if not isinstance(state, Mapping):
+        raise CheckpointError(f"expected named tensors, found {type(state).__name__}")
     return _model_by(reader, state, n_ctx, config, leave_out, norm_inputs)
 
 

@@ -28,7 +28,7 @@ from tnsim.checkpoints.module_calls import diverged
 from tnsim.compare.request import estimated, may_estimate
 from tnsim.compare.similarity import similarity
 from tnsim.engine.ir.dtypes import dtype_name
-from tnsim.errors import MissingExtra, ModelError, UnsupportedLayer
+from tnsim.errors import CaveatWarning, MissingExtra, ModelError, UnsupportedLayer, warn
 from tnsim.localise.change import moved_by
 from tnsim.localise.exchanges import Unchanged
 from tnsim.metrics.empirical import Empirical
@@ -129,11 +129,11 @@ class Monitor:
             Similarities by name, `similarity/first`, `similarity/previous` and
             `similarity/reference` as far as there are any, and for each component, as in
             `moved/h.0.attn`, the norm of what the function loses where the component is put back to
-            the last record, in units of the function's norm; nothing where no record is due.
+            the last record, in units of the function's norm; nothing where no record is due, and,
+            with a warning, at steps below that of the last record.
 
         Raises:
-            ModelError: The step is no whole number, or below that of the last record, or the
-                module cannot be compared.
+            ModelError: The step is no whole number, or the module cannot be compared.
             UnsupportedLayer: The module cannot be compared under the metric.
         """
         try:
@@ -143,11 +143,14 @@ class Monitor:
         # A training loop may report a step several times, for instance while it accumulates
         # gradients.
         last = self.history[-1]["step"] if self.history else step - 1
-        if step < last:
-            raise ModelError(
-                f"step {step} comes after step {last:g}, and a monitor records one run, whose "
-                "steps increase: make another Monitor where training begins again"
+        if step < last:  # no reason to end a run of training
+            warn(
+                f"steps went back: nothing is recorded before step {last:g} is passed, as a "
+                "monitor records one run, whose steps increase; make another Monitor where "
+                "training begins again",
+                CaveatWarning,
             )
+            return {}
         if step % self._every or step == last:
             return {}
         frozen = _frozen(module)
