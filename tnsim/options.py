@@ -77,7 +77,9 @@ def _whole(value: Any) -> int:
 
 def _number(value: Any) -> Any:
     # True would be 1 by accident, and a limit that is not a number is no limit.
-    is_array = getattr(value, "ndim", 1) == 0 and np.issubdtype(value.dtype, np.number)
+    # An array of a single number, of NumPy, JAX or PyTorch.
+    kind = str(value.dtype) if getattr(value, "ndim", 1) == 0 else ""
+    is_array = "int" in kind or "float" in kind
     if isinstance(value, bool) or not (isinstance(value, Real) or is_array):
         raise _Misfit
     # No comparison with NaN holds.

@@ -17,6 +17,7 @@ from sequence_oracles import attention
 import tnsim
 from tnsim.compare import by_features, by_points
 from tnsim.compare.by_points import reading_of
+from tnsim.problems import batches
 from tnsim.problems import forward as passes
 
 
@@ -262,7 +263,7 @@ def test_batches_and_compiled_passes_change_nothing(rng, monkeypatch):
     a, b = language_model(rng), language_model(rng)
     metric = tnsim.Empirical(rng.integers(0, 5, size=(100, 3)))
     wanted = tnsim.similarity(a, b, metric)
-    monkeypatch.setattr(passes, "BATCH_BYTES", 2**10)
+    monkeypatch.setattr(batches, "BATCH_BYTES", 2**10)
     assert_close(tnsim.similarity(a, b, metric), wanted, scale=1.0, rtol=1e-14)
     monkeypatch.setattr(passes, "_EAGER", 0)
     assert_close(tnsim.similarity(a, b, metric), wanted, scale=1.0, rtol=1e-13)
@@ -282,8 +283,8 @@ def measured_peak(models, metric, dtype, budget):
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    needed = passes.needs(models, points, dtype)
-    size = math.prod(passes.batches_of_groups(models, points, dtype, budget))
+    needed = batches.needs(models, points, dtype)
+    size = math.prod(batches.batches_of_groups(models, points, dtype, budget))
     return peak, needed.beside + size * needed.each, size
 
 
@@ -306,7 +307,7 @@ def test_batches_follow_the_budget(name, dtype, rng, monkeypatch):
     models = [tnsim.Model(WIDE[name](rng), n_ctx=n_ctx) for _ in range(2)]
     shape = (640, 32) if n_ctx is None else (64, n_ctx, 32)
     metric = tnsim.Empirical(rng.normal(size=shape))
-    least = passes.needs(models, metric.points(None), dtype).least
+    least = batches.needs(models, metric.points(None), dtype).least
     few = measured_peak(models, metric, dtype, tnsim.Budget(memory_bytes=1.01 * least))
     many = measured_peak(models, metric, dtype, tnsim.Budget())
     python = 2**18  # objects, and sums of groups
@@ -466,7 +467,7 @@ def test_sequences_that_begin_alike_share_their_beginning(rng, monkeypatch):
     assert shared.fact("forward passes") == apart.fact("forward passes") == 256
     assert 2.9 < apart.multiplications / shared.multiplications < 3.2  # 340 states, not 1024
     for batch_bytes in (2**10, 2**13, 2**15):
-        monkeypatch.setattr(passes, "BATCH_BYTES", batch_bytes)
+        monkeypatch.setattr(batches, "BATCH_BYTES", batch_bytes)
         assert_close(tnsim.similarity(a, b, metric), wanted, scale=1.0, rtol=1e-12)
     monkeypatch.setattr(passes, "_EAGER", 0)
     assert_close(tnsim.similarity(a, b, metric), wanted, scale=1.0, rtol=1e-12)

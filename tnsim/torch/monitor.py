@@ -86,7 +86,7 @@ class Monitor:
         (3, 3)
     """
 
-    @checked
+    @checked(own="every matrix")
     def __init__(
         self,
         metric: Metric | str = Gaussian(),
