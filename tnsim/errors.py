@@ -73,6 +73,16 @@ def printable(text: str, longest: int = 1000) -> str:
     return "".join(map(_escaped_character, text))
 
 
+def in_one_line(error: BaseException) -> str:
+    """What another library says of an error, in a sentence of ours.
+
+    Example:
+        >>> in_one_line(ValueError("no path\\n  was found"))
+        'no path was found'
+    """
+    return printable(" ".join(str(error).split()))
+
+
 _FOLDER = os.path.join(os.path.dirname(__file__), "")  # noqa: PTH120
 
 

@@ -37,7 +37,7 @@ from tnsim.all_pairs.sources import Entry
 from tnsim.all_pairs.store import Record, State, Store
 from tnsim.engine import precision
 from tnsim.engine.runtime.devices import at_once
-from tnsim.errors import ExecutorError, TnsimError, printable
+from tnsim.errors import ExecutorError, TnsimError, in_one_line
 from tnsim.scaled import taken
 
 K = TypeVar("K", bound=Hashable)
@@ -204,8 +204,7 @@ class _Cluster:
 
 
 def _failed(what: str, error: BaseException, advice: str) -> ExecutorError:
-    words = " ".join(str(error).split())
-    reason = printable(f"{type(error).__name__}: {words}".rstrip(": "))
+    reason = f"{type(error).__name__}: {in_one_line(error)}".rstrip(": ")
     return ExecutorError(f"{what} ({reason}); {advice}")
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from tnsim.checkpoints.module_calls import array, require_torch
 from tnsim.checkpoints.norms import Normed
-from tnsim.errors import ModelError
+from tnsim.errors import ModelError, in_one_line
 from tnsim.models.functions import batch_of_inputs, check_one_input, tensor_of
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def example_inputs(module: Any, inputs: Any, n_ctx: int | None) -> Any:
         raise ModelError(f"the module takes vectors of {fits} entries: give inputs=, {AN_EXAMPLE}")
     if error is not None:
         check_one_input(module, error)
-    last = "" if error is None else f" (the last try: {error})"
+    last = "" if error is None else f" (the last try: {in_one_line(error)})"
     raise ModelError(
         f"no inputs were found that the module takes; give inputs=, {AN_EXAMPLE}{last}"
     ) from error

@@ -39,7 +39,7 @@ from tnsim.checkpoints.operations import (
     number_in,
 )
 from tnsim.checkpoints.unit_layers import Layout, NoLayerError, Stack, multiple_of_identity
-from tnsim.errors import OWN_ACTIVATION, UnsupportedLayer
+from tnsim.errors import OWN_ACTIVATION, UnsupportedLayer, in_one_line
 from tnsim.models.layers import Linear, Residual, with_widths
 
 SLICES = frozenset(["split", "split_with_sizes", "slice", "select", "getitem", "unbind", "chunk"])
@@ -202,7 +202,7 @@ class _Trace:
                     raise
                 except Exception as error:
                     raise UnsupportedLayer(
-                        f"{one.place} computes {one.name}, which fails: {error}"
+                        f"{one.place} computes {one.name}, which fails: {in_one_line(error)}"
                     ) from error
                 self._check_precision(one)
             else:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.errors import ModelError, printable
+from tnsim.errors import ModelError, in_one_line, printable
 from tnsim.metrics.input_moments import GaussianMoments
 from tnsim.metrics.points import Points, Reading, WeightedPoints, check_draws, draws
 from tnsim.metrics.quadrature import gaussian_draws
@@ -106,7 +106,7 @@ def _opened_file(path: Path, reader: Any) -> Any:
         # Messages of this package name the file already.
         raise
     except Exception as error:
-        raise ModelError(f"{path}: not a readable file of inputs: {error}") from None
+        raise ModelError(f"{path}: not a readable file of inputs: {in_one_line(error)}") from None
 
 
 @checked

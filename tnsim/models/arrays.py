@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from tnsim.errors import ModelError
+from tnsim.errors import ModelError, in_one_line
 from tnsim.scaled import library
 
 T = TypeVar("T")
@@ -203,7 +203,9 @@ def host_array(value: Any) -> np.ndarray:
     try:
         array = np.asarray(value)
     except (ValueError, TypeError) as error:  # nested lists of unequal lengths, among others
-        raise ModelError(f"an array was expected, and no array can be made: {error}") from None
+        raise ModelError(
+            f"an array was expected, and no array can be made: {in_one_line(error)}"
+        ) from None
     if array.dtype.kind in "iub":
         return array
     return array.astype(_wide_dtype(array.dtype), copy=False)

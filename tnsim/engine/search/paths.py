@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from tnsim.engine.costs import CACHED, WRITING
 from tnsim.engine.ir.program import postorder
 from tnsim.engine.search import progress
-from tnsim.errors import ModelError
+from tnsim.errors import ModelError, in_one_line
 from tnsim.sessions import session_cache
 
 Labels = tuple[int, ...]
@@ -162,8 +162,8 @@ def _by_optimizer(
             )
         except Exception as error:  # whatever an optimiser of the caller raises
             raise ModelError(
-                f"optimize={search.optimizer!r} finds no path: {error}; give the name of a method "
-                'of cotengra, such as "greedy", or an optimiser'
+                f"optimize={search.optimizer!r} finds no path: {in_one_line(error)}; give the "
+                'name of a method of cotengra, such as "greedy", or an optimiser'
             ) from error
         if [set(labels) for labels in tree.inputs] != [set(labels) for labels in letters]:
             raise ModelError(
