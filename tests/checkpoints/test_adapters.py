@@ -226,3 +226,18 @@ def test_shared_embeddings_are_refused(tmp_path):
     folder = saved(model, transformer("gpt2"), tmp_path)
     with pytest.raises(tnsim.CheckpointError, match="shares with its lm_head"):
         tnsim.parts(folder)
+
+
+def test_a_head_that_the_base_holds_is_its_own(tmp_path):
+    """Where the configuration does not say whether the tables are tied, the file does."""
+    model = adapted(transformer("llama"), target_modules=["embed_tokens"])
+    folder = saved(model, transformer("llama"), tmp_path)
+    found = tnsim.parts(folder, "direct")["direct"]
+    file = tmp_path / "base" / "config.json"
+    config = json.loads(file.read_text())
+    assert config.pop("tie_word_embeddings") is False
+    file.write_text(json.dumps(config))
+    silent = tnsim.parts(folder, "direct")["direct"]
+    assert_close(tnsim.similarity(silent, found), 1.0, rtol=1e-12)
+    base = tnsim.parts(tmp_path / "base", "direct")["direct"]
+    assert tnsim.similarity(silent, base) < 0.999

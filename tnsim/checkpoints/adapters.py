@@ -179,8 +179,9 @@ def adapted(adapter: Path, file: Path) -> Contents:
         if not all(isinstance(tensor, Stored) for tensor in base.state.values()):
             raise CheckpointError("the base of an adapter is a file of named tensors alone")
         config = configuration(file) or {}
-    # Transformers tie both unless told otherwise.
-    tied = "model_type" in config and config.get("tie_word_embeddings", True)
+    # Families differ in what they do where the configuration is silent; tied heads are not stored.
+    has_head = any(name.endswith("lm_head.weight") for name in base.state)
+    tied = "model_type" in config and config.get("tie_word_embeddings", not has_head)
     state: dict[str, Stored] = dict(base.state)
     layers: dict[str, dict[str, Any]] = {}
     for stored in contents(adapter).tensors:
