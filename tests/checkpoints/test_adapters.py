@@ -228,6 +228,7 @@ def test_shared_embeddings_are_refused(tmp_path):
         tnsim.parts(folder)
 
 
+@pytest.mark.filterwarnings("ignore::tnsim.CaveatWarning")
 def test_a_head_that_the_base_holds_is_its_own(tmp_path):
     """Where the configuration does not say whether the tables are tied, the file does."""
     model = adapted(transformer("llama"), target_modules=["embed_tokens"])
