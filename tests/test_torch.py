@@ -763,3 +763,11 @@ def test_a_tensor_without_axes_is_a_coefficient(number, rng):
     plain = tnsim.similarity(float(number) * a - b, b)
     assert tnsim.similarity(number * a - b, b) == tnsim.similarity(a * number - b, b) == plain
     assert tnsim.log_inner(number * a, b) == tnsim.log_inner(float(number) * a, b)
+
+
+def test_precision_is_named_as_in_torch(rng):
+    model = tnsim.Model([tnsim.Linear(rng.normal(size=(2, 2)))])
+    found = tnsim.log_inner(model, model, dtype=torch.float32).log
+    assert found == tnsim.log_inner(model, model, dtype="float32").log
+    with refused("dtype must be one of float64, float32, found torch.bfloat16"):
+        tnsim.similarity(model, model, dtype=torch.bfloat16)

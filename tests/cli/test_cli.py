@@ -203,7 +203,13 @@ def test_a_metric_takes_its_files_in_every_command(pair, tmp_path, rng):
         4,
         said="--samples are those of --metric categorical or gaussian, found closure",
     )
-    refusal("plan", *pair, "--samples", 4, said="samples of a Gaussian are 32 or more, or 0")
+    refusal(
+        "plan",
+        *pair,
+        "--samples",
+        4,
+        said="samples of a Gaussian are a whole number, 32 or more, or 0",
+    )
 
 
 def test_samples_of_the_estimate_are_an_option(tmp_path, rng):

@@ -175,8 +175,8 @@ class Gaussian(GaussianMoments, _AlwaysExact):
         count = self.samples
         if not isinstance(count, Integral) or (count != 0 and count < _FEWEST_SAMPLES):
             raise ModelError(
-                f"samples of a Gaussian are {_FEWEST_SAMPLES} or more, or 0 to refuse networks "
-                f"that have no exact inner product, found {count!r}"
+                f"samples of a Gaussian are a whole number, {_FEWEST_SAMPLES} or more, or 0 to "
+                f"refuse networks that have no exact inner product, found {count!r}"
             )
 
 

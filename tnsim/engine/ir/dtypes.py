@@ -19,7 +19,7 @@ def dtype_name(dtype: DTypeLike, allowed: tuple[str, ...] = DTYPES) -> str:
 
     Args:
         dtype: Any spelling that NumPy accepts: `"float32"`, `np.float32`, `np.dtype("f4")`,
-            `jnp.float32`.
+            `jnp.float32`; or `torch.float32`.
         allowed: Names of the precisions that the caller accepts.
 
     Returns:
@@ -34,7 +34,10 @@ def dtype_name(dtype: DTypeLike, allowed: tuple[str, ...] = DTYPES) -> str:
         'float32'
     """
     try:
-        name = _NAMES.get(np.dtype(dtype).type)
+        # Types of PyTorch, which is not imported for them, are known by their names.
+        is_torch = str(dtype).startswith("torch.")
+        known = str(dtype).removeprefix("torch.") if is_torch else dtype
+        name = _NAMES.get(np.dtype(known).type)
     except (TypeError, ValueError):
         name = None
     if name not in allowed:
