@@ -95,6 +95,7 @@ def warn(message: str, category: type[Warning]) -> None:
 
     Example:
         >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
         ...     warn("a rounding error", PrecisionWarning)
         >>> len(caught)
         1
