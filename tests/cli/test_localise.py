@@ -79,6 +79,9 @@ def test_a_result_prints_what_the_command_says(tmp_path, rng):
         tnsim.save(model, file)
     assert command("paths", files[0]).stdout == f"{tnsim.paths(models[0])}\n"
     assert command("change", *files[:2]).stdout == f"{tnsim.change(*models[:2])}\n"
+    cosine = tnsim.change(*models[:2], of="similarity")
+    assert command("change", *files[:2], "--of", "similarity").stdout == f"{cosine}\n"
+    assert "(shares by numerical integration)" in str(cosine)
     run = dict(zip("abc", models, strict=True))
     assert command("paths", *files).stdout == f"{tnsim.paths(run)}\n"
     assert command("paths", *files, "--legs").stdout == f"{tnsim.paths(run, legs=True)}\n"

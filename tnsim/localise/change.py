@@ -164,13 +164,22 @@ class Change:
         """
         return directions(self._exchanges.differences(), count)
 
+    @property
+    def _guarantee(self) -> str:
+        """The relation of the shares to the true shares, in words."""
+        if self.how:
+            return self.how
+        # A cosine is no polynomial along the segment, whatever the metric.
+        if self.of == "similarity" and self.standard_error is None:
+            return "shares by numerical integration"
+        return guarantee(self.exact, self.standard_error)
+
     def __str__(self) -> str:
         return text_of_change(self)
 
     def _repr_html_(self) -> str:
         what = TOTALS.get(self.of, self.of)
-        said = self.how or guarantee(self.exact, self.standard_error)
-        title = f"Change {what} = {self.total:.4g}, {self.metric} ({said})"
+        title = f"Change {what} = {self.total:.4g}, {self.metric} ({self._guarantee})"
         order = largest(self.share, len(self.share))
         rows = [(self.components[n], f"{self.share[n]:.4g}") for n in order]
         return html_table(title, rows, ("component", "share"))
@@ -187,8 +196,7 @@ def text_of_change(change: Change, beside: Mapping[str, np.ndarray] = MappingPro
     if change.surroundings:
         linear = "(linear layers, of B on both sides)"
         lines.append(f"{'surroundings':<15} {change.surroundings:.6g} {linear}")
-    said = change.how or guarantee(change.exact, change.standard_error)
-    lines.append(f"{'metric':<15} {change.metric} ({said})")
+    lines.append(f"{'metric':<15} {change.metric} ({change._guarantee})")
     heads = "".join(f"{name:>11}" for name in beside)
     lines.append(f"{'share':>10}{heads}   component")
     for n in largest(change.share, len(change.share)):
@@ -240,12 +248,11 @@ class ChangeSeries:
     def __str__(self) -> str:
         each = [found for found in self.each if found is not None]
         told = next((found for found in each if not found.exact), each[0])
-        said = told.how or guarantee(told.exact, told.standard_error)
         most = int(self.total.argmax())
         what = f"{TOTALS.get(told.of, told.of)} {self.total[most]:.6g}, up to {self.labels[most]}"
         totals = (f"{'change':>11}", [f"{total:>11.4g}" for total in self.total])
         table = text_of_run(self.labels, self.components, self.share, totals)
-        return f"metric      {told.metric} ({said})\nmost        {what}\n{table}"
+        return f"metric      {told.metric} ({told._guarantee})\nmost        {what}\n{table}"
 
     def _repr_html_(self) -> str:
         totals = [f"{total:.4g}" for total in self.total]
