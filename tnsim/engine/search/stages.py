@@ -12,14 +12,12 @@ have in common (see `sharing`), and every sum is made cheaper as a whole (see `s
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Callable, Sequence
 
 from tnsim.engine.costs import peak_elements
 from tnsim.engine.ir.problem import Definition, Operand, Stage, Term, names_read
 from tnsim.engine.ir.program import Operation, Program, loop_labels
 from tnsim.engine.passes.tiling import tiled
-from tnsim.engine.search.canonical import Tensor, canonical
 from tnsim.engine.search.paths import Route
 from tnsim.engine.search.routes import (
     Choices,
@@ -256,7 +254,6 @@ def build_program(
         exchangeable: Number of last axes of each input that may be exchanged.
         large: Elements beyond which an intermediate is computed in chunks.
     """
-    stage = Stage(tuple(_distinct_terms(d) for d in stage.definitions), stage.scale_groups)
     search = RouteSearch(large)
     search.cheapest_ways(stage, shapes)
     # Both attempts share the canonical forms of networks.
@@ -276,38 +273,3 @@ def build_program(
 def choose_alternatives(stage: Stage, shapes: Shapes, large: int) -> tuple[Choices, ...]:
     """The cheapest way to write each definition of a stage."""
     return RouteSearch(large).cheapest_ways(stage, shapes)
-
-
-def _distinct_terms(definition: Definition) -> Definition:
-    """The definition with equal terms merged and their weights added up.
-
-    Terms are equal where their networks differ only in the names of summed indices.
-    """
-    # Terms that read other arrays differ. The canonical form, which takes longer, tells terms of
-    # the same arrays apart.
-    reads = [tuple(sorted([o.name for o in term.operands])) for term in definition.terms]
-    readers = Counter(reads)
-    merged: dict[object, Term] = {}
-    for term, read in zip(definition.terms, reads, strict=True):
-        key = _network_form(term, definition.indices) if readers[read] > 1 else None
-        known = merged.get((read, key))
-        weight = term.weight + (known.weight if known else 0.0)
-        merged[read, key] = (known or term)._replace(weight=weight)
-    left = [term for term in merged.values() if term.weight]
-    terms = left or list(merged.values())[:1]  # a zero that has the right shape
-    return dataclasses.replace(definition, terms=tuple(terms))
-
-
-def _network_form(term: Term, indices: tuple[str, ...]) -> object:
-    """The canonical form of the network of a term, in which `indices` keep their places."""
-    names: dict[str, int] = {}
-    for name in sorted(operand.name for operand in term.operands):
-        names.setdefault(name, len(names))
-    labels = {index: n for n, index in enumerate(indices)}
-    # A tensor per output index marks its place, so that no two output indices are exchanged.
-    tensors: list[Tensor] = [(-1 - n, (n,)) for n in range(len(labels))]
-    for operand in term.operands:
-        axes = [labels.setdefault(index, len(labels)) for index in operand.indices]
-        tensors.append((names[operand.name], tuple(axes)))
-    form, _ = canonical(tensors, range(len(indices)), lambda ref: 0)
-    return form
