@@ -65,7 +65,6 @@ def test_numbers_are_similarities_of_the_states():
 @pytest.mark.parametrize(
     "make", [torch.jit.script, lambda net: torch.jit.trace(net, torch.ones(2, 3))]
 )
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_programs_of_torchscript_are_monitored_on_inputs(make):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))

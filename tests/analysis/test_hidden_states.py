@@ -40,7 +40,6 @@ def nets():
 @pytest.mark.parametrize(
     "make", [torch.jit.script, lambda net: torch.jit.trace(net, torch.ones(2, 3))]
 )
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_programs_of_torchscript_show_no_parts(make, rng):
     net, x = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), rng.normal(size=(5, 3))
     program = make(net)

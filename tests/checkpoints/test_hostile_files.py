@@ -204,8 +204,7 @@ class TestTorch:
         self.write(extra=files.Touch())
         assert "weights_only" not in str(refused(self.path, "it holds Python objects, which are"))
         program = io.BytesIO()
-        with pytest.warns(DeprecationWarning):
-            self.torch.jit.save(self.torch.jit.script(self.torch.nn.Linear(2, 2)), program)
+        self.torch.jit.save(self.torch.jit.script(self.torch.nn.Linear(2, 2)), program)
         self.path.write_bytes(program.getvalue())
         assert "weights_only" not in str(refused(self.path, "is a TorchScript program"))
         assert not Path("owned").exists()

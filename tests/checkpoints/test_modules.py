@@ -418,7 +418,6 @@ def test_blocks_of_the_default_compiler_are_run_as_they_are(tmp_path):
         assert tnsim.similarity(tnsim.load(tmp_path / "model.pt", net), plain) == 1
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_programs_of_torchscript_run_on_inputs():
     module = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     program = torch.jit.script(module)
@@ -585,7 +584,6 @@ FIXED = {  # a module, arguments of from_module, and the fix that the refusal na
 }  # fmt: skip
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("name", FIXED)
 def test_refusals_name_the_fix(name):
     build, arguments, fix = FIXED[name]
@@ -734,8 +732,6 @@ class Quantised(nn.Linear):
 Quantised.__module__ = "bitsandbytes.nn.modules"
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.ao.quantization:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 def test_quantised_weights_are_named(tmp_path):
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     dynamic = torch.ao.quantization.quantize_dynamic(net, {nn.Linear}, dtype=torch.qint8)

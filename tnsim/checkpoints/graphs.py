@@ -213,6 +213,7 @@ def compared_sizes(module: torch.nn.Module, example: torch.Tensor, axis: int) ->
         symbol.
     """
     # These import an algebra of symbols.
+    from torch._dispatch.python import enable_python_dispatcher
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import (
         DimDynamic,
@@ -234,7 +235,8 @@ def compared_sizes(module: torch.nn.Module, example: torch.Tensor, axis: int) ->
                 name: mode.from_tensor(one.detach(), static_shapes=True)
                 for name, one in state_of(module).items()
             }
-            with mode:
+            # Up to PyTorch 2.12 the product of matrices in C++ asks for the number of elements.
+            with enable_python_dispatcher(), mode:
                 _outputs(module, state, given)
     except Exception as reason:  # whatever operations raise that take no symbol
         log.debug("%s: no symbol for axis %d: %s", type(module).__name__, axis, reason)
