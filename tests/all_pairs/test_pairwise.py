@@ -15,7 +15,7 @@ from refusals import refused
 import tnsim
 from tnsim.all_pairs import batched_plans, run_plan
 from tnsim.all_pairs import tasks as tiles
-from tnsim.all_pairs.batched_plans import PairSetting
+from tnsim.all_pairs.ways import PairSetting
 from tnsim.problems.units import common_units
 
 pytestmark = pytest.mark.usefixtures("diagrams")

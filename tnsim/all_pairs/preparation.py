@@ -20,26 +20,19 @@ import jax
 
 import tnsim
 from tnsim.all_pairs import store as stores
-from tnsim.all_pairs.batched_plans import PairSetting
+from tnsim.all_pairs.contracted_runs import ContractedRun
 from tnsim.all_pairs.forward_runs import ForwardRun, function_entry
 from tnsim.all_pairs.kernel_runs import KernelRun
-from tnsim.all_pairs.run_plan import (
-    ContractedRun,
-    Models,
-    VectorRun,
-    memory,
-    pairs_of,
-    summary,
-    tiles_of,
-)
+from tnsim.all_pairs.run_plan import Models, RouteOfRun, memory, pairs_of, summary, tiles_of
 from tnsim.all_pairs.sources import Entry, entry, metric_parameters, sources
 from tnsim.all_pairs.store import FORMAT
-from tnsim.all_pairs.tasks import Job
+from tnsim.all_pairs.vector_runs import VectorRun
+from tnsim.all_pairs.ways import Job, PairSetting
 from tnsim.circuits.parts import PartSeries
 from tnsim.compare.by_points import Rows, points_of, what_is_read
 from tnsim.compare.estimates import Estimate
 from tnsim.compare.request import check_comparison, estimated
-from tnsim.compare.routes import Ways, Weighed, from_table, weighed
+from tnsim.compare.routes import Ways, from_table, weighed
 from tnsim.engine.budget import Budget, check_budget
 from tnsim.engine.precision import Arithmetic
 from tnsim.engine.runtime.devices import device
@@ -242,14 +235,12 @@ def _planned(
     setting = setting._replace(tier=tiles.tier)
     job = Job(
         setting=setting,
-        space=taken.space if isinstance(taken, VectorRun) else None,
+        way=taken.way,
         sizes=(tiles.side, tiles.side),
         keep_blocks=2,
         keep_bytes=0,
         alone=True,
         key=uuid4().hex,  # two equal runs at the same time share no kept blocks
-        points=taken.points if isinstance(taken, ForwardRun) else None,
-        kernels=isinstance(taken, KernelRun),
         # Arrays of float64 take twice the memory.
         certifies=setting.dtype == "float32" and 2 * estimate.peak_bytes <= memory(setting),
         differences=setting.dtype,
@@ -259,7 +250,7 @@ def _planned(
 
 def routes_of_run(
     models: Models, read: Sequence[Rows | None], setting: PairSetting, kept: str | None = None
-) -> list[Weighed]:
+) -> list[RouteOfRun]:
     """The routes of a run, from the table of `compare.routes`.
 
     Args:
@@ -280,7 +271,7 @@ def routes_of_run(
     def spaces() -> Sequence[FeatureSpace]:
         return features.spaces(list(models.examples), setting.units.metric, examples[0].n_ctx)
 
-    ways: Ways[Weighed] = Ways(
+    ways: Ways[RouteOfRun] = Ways(
         partial(KernelRun, models, setting),
         partial(ForwardRun, models, setting),
         partial(VectorRun, models, setting),
@@ -365,7 +356,7 @@ def attributes_of(run: PairwiseRun, parts: Mapping[str, Any] | None = None) -> d
         "parts": parts,
         "outputs": run.rows.all[0].d_out if setting.slices else None,
         "exact": int(run.exact),
-        "estimates": int(run.job.points is not None and run.job.points.drawn),
+        "estimates": int(run.job.way.estimates),
         "symmetric": int(run.symmetric),
         # How the pairs of every growth of a store are computed, those of the first run first.
         "growths": [
@@ -407,5 +398,5 @@ def as_stored(run: PairwiseRun, tier: str, alone: bool) -> PairwiseRun:
     )
     # Blocks of two sides, of every section of the features: what a tile needs at once.
     if not tiles_of(run.estimate).streamed:
-        job = job._replace(keep_blocks=2 * len(job.sections))
+        job = job._replace(keep_blocks=2 * len(job.way.sections))
     return run._replace(job=job)

@@ -20,7 +20,7 @@ from tnsim.all_pairs import store as stores
 from tnsim.all_pairs.normalise import Doubt
 from tnsim.all_pairs.preparation import PairwiseRun, Place, attributes_of, prepared
 from tnsim.all_pairs.result import Pairwise, labelled, require_xarray
-from tnsim.all_pairs.run_plan import in_turn, several
+from tnsim.all_pairs.run_plan import in_turn
 from tnsim.all_pairs.work import advice
 from tnsim.checkpoints.given import check_chooses, given_models, is_path_or_paths
 from tnsim.checkpoints.load import Series
@@ -231,7 +231,7 @@ def plan_pairwise(
         for part in part_runs.part_runs(models, other, None):
             run = prepared(part.models, metric, part.other, False, dtype, budget, None, centred)
             runs[part.name.kind, run.estimate] += 1
-        return in_turn([several(planned, count) for (_, planned), count in runs.items()])
+        return in_turn([(planned, count) for (_, planned), count in runs.items()])
     models, other, metric = _given(models, other, metric, dialect, n_ctx)
     return prepared(models, metric, other, slices, dtype, budget, None, centred).estimate
 
