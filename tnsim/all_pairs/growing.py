@@ -39,7 +39,7 @@ from tnsim.all_pairs.leases import LISTS, Leases, remove
 from tnsim.all_pairs.normalise import Doubt
 from tnsim.all_pairs.preparation import PairwiseRun, Place
 from tnsim.all_pairs.store import FINISHED, MODELS, RUN, Record, State, Store, sides
-from tnsim.all_pairs.work import Entries, complete, norm_work, pairs_in, tile_work
+from tnsim.all_pairs.work import Work, complete, pairs_in
 from tnsim.errors import DamagedStore, StoreMismatch
 
 Hashes: TypeAlias = tuple[str, ...]
@@ -239,7 +239,7 @@ def _run_of(
         others = whole["b"] if new["a"] else new["b"]
     if not any(new.values()):
         return None
-    first, second = Entries.of(run)
+    first, second = run.models.values()
     asked = (*first,), None if run.symmetric else (*second,), run.estimate.route
     if asked == (rows, others, route):
         return run  # which is planned already
@@ -337,7 +337,7 @@ def computed(store: Store, run: PairwiseRun, bar: Any, executor: Any) -> list[Do
         TnsimError: The store cannot be written, or a task failed.
     """
     doubts: list[Doubt] = []
-    models = Entries.of(run)
+    models = run.models
     for growth, several in itertools.groupby(grids_of(store), key=lambda grid: grid.growth):
         grids = list(several)
         lacking = [one for grid in grids for one in grid.records if one.label not in store.known]
@@ -352,11 +352,8 @@ def computed(store: Store, run: PairwiseRun, bar: Any, executor: Any) -> list[Do
         with tasks.forgetting(planned.job), Leases(store.path) as leases:
             for grid in grids:
                 of_grid = planned._replace(job=planned.job._replace(sizes=grid.sizes))
-                if grid.records[0].columns is None:
-                    work = norm_work(of_grid, models, store, grid.records)
-                else:
-                    work = tile_work(of_grid, models, store, grid.records)
-                doubts += complete(work, store, leases, executor, bar)
+                work = Work(of_grid, models, store, grid.records)
+                doubts += complete(work, leases, executor, bar)
     if store.path is not None:
         with stores.writing(store.path):
             _finish(store)

@@ -123,6 +123,14 @@ class PairwiseRun(NamedTuple):
     known: Known
 
     @property
+    def models(self) -> dict[str, dict[str, Entry]]:
+        """The distinct models of each side by digest; of a single list both sides are the same."""
+        both = {"a": self.rows, "b": self.columns}
+        return {
+            name: {entry.digest: entry for entry in side.entries} for name, side in both.items()
+        }
+
+    @property
     def caveats(self) -> tuple[str, ...]:
         """Differences between the models and the networks that were read, each named once."""
         said = [caveat for entry in (*self.rows.all, *self.columns.all) for caveat in entry.caveats]

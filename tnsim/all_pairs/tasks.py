@@ -131,7 +131,9 @@ def _refined(
     return tuple(refined)
 
 
-def expect_norms(result: Any, shape: tuple[int], outputs: int | None, advice: str) -> NormBlock:
+def expect_norms(
+    result: Any, shape: tuple[int, ...], outputs: int | None, advice: str
+) -> NormBlock:
     """The result of a `norms` task. Raises `ExecutorError` where it is no block of norms."""
     if not (
         isinstance(result, NormBlock)
@@ -143,7 +145,7 @@ def expect_norms(result: Any, shape: tuple[int], outputs: int | None, advice: st
     return result
 
 
-def expect_tile(result: Any, shape: tuple[int, int], outputs: int | None, advice: str) -> Tile:
+def expect_tile(result: Any, shape: tuple[int, ...], outputs: int | None, advice: str) -> Tile:
     """The result of a `tile` task. Raises `ExecutorError` where it is no block of products."""
     if not (
         isinstance(result, Tile)
