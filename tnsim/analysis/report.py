@@ -27,7 +27,7 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.analysis import reading
-from tnsim.analysis.axes import near_one
+from tnsim.analysis.axes import scale_of
 from tnsim.analysis.matrices import (
     check_result,
     is_one_set,
@@ -169,6 +169,9 @@ def _run_contents(result: xr.Dataset) -> dict[str, Any]:
         **_common_contents(result),
         "matrices": _all_packed(matrices, DECIMALS),
         "slices": _all_packed(slices, SLICE_DECIMALS),
+        # Slices have one scale, so that they can be compared; parts too.
+        "sliceScale": scale_of(result["slices"].values)._asdict() if slices else None,
+        "partScale": None,
         "about": _attributes_of(matrices),
         "phases": phases,
         "embedding": embedding,
@@ -187,6 +190,8 @@ def _contents_of_parts(result: xr.Dataset) -> dict[str, Any]:
         **_common_contents(result),
         "matrices": _all_packed(matrices, DECIMALS),
         "slices": [],
+        "sliceScale": None,
+        "partScale": scale_of(stack.values)._asdict(),
         "about": {},
         "phases": [],
         "embedding": None,
@@ -293,17 +298,17 @@ def _all_packed(matrices: Mapping[str, xr.DataArray], decimals: int) -> list[dic
 
 
 def _packed_matrix(values: Float[np.ndarray, "A B"], decimals: int) -> dict[str, Any]:
-    """A matrix as whole multiples of 10^-decimals, with null where a value is not finite.
+    """A matrix as whole multiples of 10^-decimals, with its scale of colours.
 
-    Where values crowd near 1, their scale of colours stands beside them, and decimals are as many
-    as tell the least difference from 1.
+    There is null where a value is not finite. Where values crowd near 1, decimals are as many as
+    tell the least difference from 1.
 
     Of a symmetric matrix, only the lower triangle is kept, row by row. A matrix counts as symmetric
     where its triangles differ by less than the page shows. Whole numbers need no decimals.
     """
-    near = near_one(values)
-    if near is not None:
-        decimals = max(decimals, 2 - math.floor(math.log10(near.least)))
+    scale = scale_of(values)
+    if scale.name != "linear":
+        decimals = max(decimals, 2 - math.floor(math.log10(scale.least)))
     symmetric = False
     if values.shape == values.T.shape:
         # Half a unit of the last digit that the page shows.
@@ -321,8 +326,12 @@ def _packed_matrix(values: Float[np.ndarray, "A B"], decimals: int) -> dict[str,
         if np.isfinite(value):
             number = round(value * 10**decimals)
         scaled.append(number)
-    scale = None if near is None else near._asdict()
-    return {"symmetric": symmetric, "decimals": decimals, "values": scaled, "scale": scale}
+    return {
+        "symmetric": symmetric,
+        "decimals": decimals,
+        "values": scaled,
+        "scale": scale._asdict(),
+    }
 
 
 def _phases(similarity: xr.DataArray, matrices: Mapping[str, xr.DataArray]) -> list[dict[str, Any]]:

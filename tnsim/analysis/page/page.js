@@ -63,7 +63,7 @@ function drawAgain() {
 
 function draw() {
   const packed = current();
-  const range = isSliced() ? rangeOfSlices() : rangeOf([packed]);
+  const range = isSliced() ? rangeOfSlices : rangeOf(packed.scale);
   const points = run.oneSet ? changePoints() : [];
   drawing = { picture: painted(valuesOf(packed), range), range, points };
   const name = nameOf(packed);
