@@ -271,62 +271,39 @@ def test_duplicates_are_told_and_computed_once(name, rng, route, monkeypatch):
 def test_models_that_cannot_be_compared(rng):
     a, b = models(rng, 2)
     layer = a.layers[0]
-    dead = tnsim.Model(
-        [tnsim.Bilinear(layer.left, layer.right, np.array([[1.0], [0.0]]) * layer.down)]
-    )
-    zero = tnsim.Model([tnsim.Bilinear(layer.left, layer.right, 0 * layer.down)])
-    swapped = tnsim.Model(
-        [
-            tnsim.Bilinear(
-                layer.right,
-                layer.left,
-                layer.down,
-                layer.right_bias,
-                layer.left_bias,
-                layer.down_bias,
-            )
-        ]
-    )
+    legs, biases = (layer.left, layer.right), (layer.left_bias, layer.right_bias)
+    dead = tnsim.Model([tnsim.Bilinear(*legs, np.array([[1.0], [0.0]]) * layer.down)])
+    zero = tnsim.Model([tnsim.Bilinear(*legs, 0 * layer.down)])
+    swapped = tnsim.Model([tnsim.Bilinear(*legs[::-1], layer.down, *biases[::-1], layer.down_bias)])
     deep = tnsim.Model([bilinear(rng, 3, 4, 2), bilinear(rng, 2, 4, 2)])
-    for message, call in {
-        "pairwise compares many models.*found one model": lambda: tnsim.pairwise(a),
-        "needs at least one model, found none": lambda: tnsim.pairwise([]),
-        "expected models, a mapping or a tnsim.load of several files, found int": lambda: (
-            tnsim.pairwise(3)
+    same = "is a difference of models that are the same function to within rounding"
+    for message, given, options in [
+        ("pairwise compares many models.*found one model", a, {}),
+        ("needs at least one model, found none", [], {}),
+        ("expected models, a mapping or a tnsim.load of several files, found int", 3, {}),
+        ("expected a tnsim Model or a combination of models, found int", [a, 3], {}),
+        ("1 names for 2 models", [a, b], {"names": ["x"]}),
+        ("labels must differ, found x more than once", [a, b], {"names": ["x", "x"]}),
+        (
+            "1 maps 4 inputs to 2 outputs, but 0 maps 3 to 2",
+            [a, tnsim.Model([linear(rng, 4, 2)])],
+            {},
         ),
-        "expected a tnsim Model or a combination of models, found int": lambda: tnsim.pairwise(
-            [a, 3]
+        ("expected a metric such as", [a, b], {"metric": "gauss"}),
+        ("dtype must be one of float64, float32, found 'float16'", [a, b], {"dtype": "float16"}),
+        (
+            "the metric's mean has 2 coordinates but the models read 3",
+            [a, b],
+            {"metric": tnsim.Gaussian(np.ones(2))},
         ),
-        "1 names for 2 models": lambda: tnsim.pairwise([a, b], names=["x"]),
-        "labels must differ, found x more than once": lambda: tnsim.pairwise(
-            [a, b], names=["x", "x"]
-        ),
-        "1 maps 4 inputs to 2 outputs, but 0 maps 3 to 2": lambda: tnsim.pairwise(
-            [a, tnsim.Model([linear(rng, 4, 2)])]
-        ),
-        "expected a metric such as": lambda: tnsim.pairwise([a, b], "gauss"),
-        "dtype must be one of float64, float32, found 'float16'": lambda: tnsim.pairwise(
-            [a, b], dtype="float16"
-        ),
-        "the metric's mean has 2 coordinates but the models read 3": lambda: tnsim.pairwise(
-            [a, b], tnsim.Gaussian(np.ones(2))
-        ),
-        "y is the zero function: its cosine": lambda: tnsim.pairwise({"x": a, "y": zero}),
-        "y is the zero function in output 1": lambda: tnsim.pairwise(
-            {"x": a, "y": dead}, slices=True
-        ),
-        "1 is a difference of models that are the same function to within rounding": lambda: (
-            tnsim.pairwise([a - b, a - swapped])
-        ),
-        "0 is a difference of models that are the same function to within rounding": lambda: (
-            tnsim.pairwise([deep - deep])
-        ),
-        "TreeSymmetric compares trees of one shape": lambda: tnsim.pairwise(
-            [a, deep], tnsim.TreeSymmetric()
-        ),
-    }.items():
+        ("y is the zero function: its cosine", {"x": a, "y": zero}, {}),
+        ("y is the zero function in output 1", {"x": a, "y": dead}, {"slices": True}),
+        (f"1 {same}", [a - b, a - swapped], {}),
+        (f"0 {same}", [deep - deep], {}),
+        ("TreeSymmetric compares trees of one shape", [a, deep], {"metric": "tree"}),
+    ]:
         with refused(message):
-            call()
+            tnsim.pairwise(given, **options)
 
 
 @pytest.mark.slow
