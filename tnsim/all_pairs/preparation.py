@@ -75,6 +75,26 @@ class Known:
         return Known(examples, {digest: self.read.get(digest) for digest in bases})
 
 
+class Asked(NamedTuple):
+    """What is asked of all pairs, whichever the models are; see `pairwise`.
+
+    Args:
+        metric: Metric that weighs the inputs.
+        slices: Whether every output has an inner product of its own.
+        dtype: Precision of the computation.
+        budget: Limits on a single inner product and on the memory of a tile.
+        centred: Whether means are taken away.
+        stored: Whether results go to a store.
+    """
+
+    metric: Metric
+    slices: bool
+    dtype: str
+    budget: Budget
+    centred: bool = False
+    stored: bool = False
+
+
 class Side(NamedTuple):
     """A list of models.
 
@@ -154,39 +174,31 @@ class PairwiseRun(NamedTuple):
         return pairs_of(len(self.rows.entries), len(self.columns.entries), self.symmetric)
 
 
-def prepared(
-    models: Any,
-    metric: Metric,
-    other: Any,
-    slices: bool,
-    dtype: str,
-    budget: Budget,
-    names: Sequence[Any] | None,
-    centred: bool = False,
-    stored: bool = False,
-) -> PairwiseRun:
+def prepared(models: Any, other: Any, names: Any, asked: Asked) -> PairwiseRun:
     """The run before its first product.
 
-    The arguments are those of `pairwise`; `stored` says whether there is a store.
+    Args:
+        models, other: Both lists, as `pairwise` takes them.
+        names: Labels of `models`, None for their own.
+        asked: What is asked of all pairs.
 
     Raises:
         ModelError: Models cannot be compared.
         TooLarge: A single inner product is beyond the budget.
     """
-    check_budget(budget)
+    check_budget(asked.budget)
     known = Known()
-    settings = metric, dtype, stored, centred
-    rows = _side("a", models, names, known, settings)
+    rows = _side("a", models, names, known, asked)
     columns = rows._replace(name="b")
     if other is not None:
-        columns = _side("b", other, None, known, settings)
+        columns = _side("b", other, None, known, asked)
     # All models agree in widths and length with the first model, and a model of every form is
     # checked under the metric.
     _check_shapes((*rows.all, *columns.all))
-    metric = estimated(metric, list(known.examples.values()), None)
+    asked = asked._replace(metric=estimated(asked.metric, list(known.examples.values()), None))
     for model in known.examples.values():
-        check_comparison(model, model, metric)
-    return _planned(rows, columns, other is None, known, (metric, slices, dtype, budget))
+        check_comparison(model, model, asked.metric)
+    return _planned(rows, columns, other is None, known, asked)
 
 
 def planned_again(
@@ -207,10 +219,10 @@ def planned_again(
     second = first._replace(name="b")
     if columns is not None:
         second = Side("b", tuple(columns), tuple(columns))
-    asked = run.job.setting
-    settings = asked.metric, asked.slices, asked.dtype, asked.budget
     known = run.known.of((*first.entries, *second.entries))
-    return _planned(first, second, columns is None, known, settings, route)
+    setting = run.job.setting
+    asked = Asked(setting.metric, setting.slices, setting.dtype, setting.budget)
+    return _planned(first, second, columns is None, known, asked, route)
 
 
 def _planned(
@@ -218,7 +230,7 @@ def _planned(
     columns: Side,
     symmetric: bool,
     known: Known,
-    settings: tuple[Metric, bool, str, Budget],
+    asked: Asked,
     kept: str | None = None,
 ) -> PairwiseRun:
     """The run of two lists of models that were read.
@@ -227,13 +239,13 @@ def _planned(
         rows, columns: The two lists.
         symmetric: Whether both are one list.
         known: Knowledge about the models.
-        settings: Metric, whether there are slices, precision and budget.
+        asked: What is asked of all pairs.
         kept: Name of the route to take where it holds the models; None for the cheapest.
     """
     others = None if symmetric else columns.entries
     pairs = pairs_of(len(rows.entries), len(columns.entries), symmetric)
-    units = common_units(known.examples.values(), settings[0])
-    setting = PairSetting(*settings, pairs, units)
+    units = common_units(known.examples.values(), asked.metric)
+    setting = PairSetting(asked.metric, asked.slices, asked.dtype, asked.budget, pairs, units)
     models = Models(rows.entries, others, known.examples)
     routes = routes_of_run(models, list(known.read.values()), setting, kept)
     # New pairs of a run that grew keep the route of the first run where that is a route now.
@@ -311,22 +323,16 @@ def _check_shapes(entries: Sequence[Entry]) -> None:
             )
 
 
-def _side(
-    name: str, models: Any, names: Any, known: Known, settings: tuple[Metric, str, bool, bool]
-) -> Side:
-    """A list of models, each read once and added to `known`.
-
-    The settings are the metric, the precision, whether results are stored, and whether means are
-    taken away.
-    """
-    metric, dtype, stored, centred = settings
+def _side(name: str, models: Any, names: Any, known: Known, asked: Asked) -> Side:
+    """A list of models, each read once and added to `known`."""
+    metric, dtype = asked.metric, asked.dtype
     entries: list[Entry] = []
     distinct: dict[str, Entry] = {}
     equal: list[str] = []
-    for source in sources(models, names, metric if centred else None):
+    for source in sources(models, names, metric if asked.centred else None):
         model: Any = source.read()
         if is_function(model):
-            made = function_entry(source, metric, stored)
+            made = function_entry(source, metric, asked.stored)
         else:
             made = entry(source, model, dtype)
             terms_of_model = terms(by_differences(model, dtype))
