@@ -28,6 +28,7 @@ from jaxtyping import Float
 
 from tnsim.analysis import reading
 from tnsim.analysis.axes import scale_of
+from tnsim.analysis.canvas import COLOURS
 from tnsim.analysis.matrices import (
     check_result,
     is_one_set,
@@ -184,6 +185,7 @@ def _run_contents(result: xr.Dataset) -> dict[str, Any]:
         "columns": columns,
         "cells": {"rows": list(map(cell, rows)), "columns": list(map(cell, columns))},
         "oneSet": one_set,
+        "palette": COLOURS,
         "curves": _curves(result, one_set),
         "findings": findings(result),
         "caveats": caveats,

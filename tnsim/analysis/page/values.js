@@ -5,10 +5,7 @@ const byId = (id) => document.getElementById(id);
 const run = JSON.parse(byId("run").textContent);
 const rows = run.rows.length;
 const columns = run.columns.length;
-const PALETTE = [
-  "#1f77b4", "#e67e22", "#2ca02c", "#9467bd", "#d62728",
-  "#17becf", "#8c564b", "#7f7f7f", "#bcbd22", "#e377c2",
-];
+const PALETTE = run.palette;
 const RISING = [
   "#440154", "#482878", "#3e4989", "#31688e", "#26828e",
   "#1f9e89", "#35b779", "#6ece58", "#b5de2b", "#fde725",
