@@ -310,13 +310,8 @@ def test_models_that_cannot_be_compared(rng):
 @backends.compiled
 def test_ranges(rng, route):
     a, b = models(rng, 2, biases=False)
-    huge = tnsim.Model(
-        [
-            tnsim.Bilinear(
-                *(1e20 * x for x in (a.layers[0].left, a.layers[0].right, a.layers[0].down))
-            )
-        ]
-    )
+    layer = a.layers[0]
+    huge = tnsim.Model([tnsim.Bilinear(*(1e20 * x for x in (layer.left, layer.right, layer.down)))])
     # A cosine of logarithms of norms, here 280, of which a rounding is 6e-14.
     for dtype, rtol, reason in (("float64", 2e-12, None), ("float32", 1e-5, "float32")):
         found = tnsim.pairwise([huge, a], dtype=dtype)
@@ -332,20 +327,17 @@ def test_the_cheaper_route_is_planned():
     def plan(width, rank, outputs, depth=1):
         g = np.random.default_rng(0)
         sizes = [(rank, width, width)] * (depth - 1) + [(rank, width, outputs)]
-        return tnsim.plan_pairwise(
-            [
-                tnsim.Model(
-                    [
-                        tnsim.Bilinear(
-                            *(g.normal(size=s).astype(np.float32) for s in ((r, d), (r, d), (o, r)))
-                        )
-                        for r, d, o in sizes
-                    ]
-                )
-                for _ in range(20)
-            ],
-            dtype="float32",
-        )
+
+        def weight(*shape):
+            return g.normal(size=shape).astype(np.float32)
+
+        models = [
+            tnsim.Model(
+                [tnsim.Bilinear(weight(r, d), weight(r, d), weight(o, r)) for r, d, o in sizes]
+            )
+            for _ in range(20)
+        ]
+        return tnsim.plan_pairwise(models, dtype="float32")
 
     narrow = plan(32, 64, 5)
     assert narrow.route == "features"
@@ -356,15 +348,8 @@ def test_the_cheaper_route_is_planned():
     assert plan(8, 16, 3, depth=2).route == "features"
     deep = plan(64, 4, 3, depth=2)
     assert deep.route == "contractions" and deep.seconds > 0 and deep.peak_bytes > 0
-    assert all(
-        word in str(deep)
-        for word in (
-            "route            contractions",
-            "pairs            210",
-            "expected",
-            "tier             interpret",
-        )
-    )
+    words = "route            contractions", "pairs            210", "expected"
+    assert all(word in str(deep) for word in (*words, "tier             interpret"))
 
 
 @pytest.mark.slow
