@@ -64,10 +64,10 @@ CONFINED = {  # foreign package: the files that import it
         "models/matrices"
     ),
     "xarray": (
-        "all_pairs/composition all_pairs/heads all_pairs/result analysis/baselines "
-        "analysis/chords analysis/figures analysis/hidden_states analysis/matrices "
-        "analysis/reading analysis/report analysis/summary localise/change "
-        "localise/differences torch/monitor"
+        "all_pairs/composition all_pairs/heads all_pairs/part_runs all_pairs/result "
+        "analysis/baselines analysis/chords analysis/figures analysis/hidden_states "
+        "analysis/matrices analysis/reading analysis/report analysis/summary "
+        "localise/change localise/differences torch/monitor"
     ),
     "distributed": "cli/pairwise",
     "pyarrow": "all_pairs/result",

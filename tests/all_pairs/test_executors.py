@@ -17,6 +17,7 @@ from stored_runs import compare, contents
 
 import tnsim
 from tnsim.all_pairs import work
+from tnsim.all_pairs.ways import NormBlock, Tile
 from tnsim.scaled import ScaledSum
 
 
@@ -80,7 +81,7 @@ def returns(value):
     return lambda future: future.set_result(value)
 
 
-NAN, ONES = np.full((3, 3), np.nan), np.ones((3, 3))
+TILE = ScaledSum(np.ones((3, 3, 2)), np.zeros((3, 3)), np.ones((3, 3, 2)))
 FORM = (
     "the executor returned .* of another form than the (inner products|squared norms) of .* models"
 )
@@ -99,10 +100,12 @@ FORM = (
         (failed, r"a task failed on the executor \(ValueError: bad luck\\x1b\[2J\)"),
         (no_future, r"Here.submit must return a future, found int"),
         (returns(None), "the executor returned NoneType of another form"),
-        (returns(ScaledSum(ONES.astype("float32"), ONES, ONES)), FORM),
-        (returns(ScaledSum(NAN[..., None] * np.ones(2), NAN, NAN[..., None] * np.ones(2))), FORM),
-        (returns(ScaledSum(np.ones((2, 2, 2)), np.ones((2, 2)), np.ones((2, 2, 2)))), FORM),
-        (returns(ScaledSum(np.ones((3, 2)), np.ones(3), np.zeros(3))), FORM),
+        (returns(TILE), FORM),
+        (returns(Tile(TILE._replace(mantissa=TILE.mantissa.astype("float32")))), FORM),
+        (returns(Tile(TILE._replace(size=np.nan * TILE.size))), FORM),
+        (returns(Tile(TILE._replace(exponent=np.zeros((2, 2))))), FORM),
+        (returns(Tile(TILE, np.full((3, 3), np.nan))), FORM),
+        (returns(NormBlock(ScaledSum(np.ones((3, 2)), *np.zeros((2, 3))), np.ones(3))), FORM),
     ],
 )
 # among the norms, among the tiles

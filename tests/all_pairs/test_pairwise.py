@@ -15,7 +15,7 @@ from refusals import refused
 import tnsim
 from tnsim.all_pairs import batched_plans, run_plan
 from tnsim.all_pairs import tasks as tiles
-from tnsim.all_pairs.batched_plans import PairSetting
+from tnsim.all_pairs.ways import PairSetting
 from tnsim.problems.units import common_units
 
 pytestmark = pytest.mark.usefixtures("diagrams")
@@ -271,75 +271,47 @@ def test_duplicates_are_told_and_computed_once(name, rng, route, monkeypatch):
 def test_models_that_cannot_be_compared(rng):
     a, b = models(rng, 2)
     layer = a.layers[0]
-    dead = tnsim.Model(
-        [tnsim.Bilinear(layer.left, layer.right, np.array([[1.0], [0.0]]) * layer.down)]
-    )
-    zero = tnsim.Model([tnsim.Bilinear(layer.left, layer.right, 0 * layer.down)])
-    swapped = tnsim.Model(
-        [
-            tnsim.Bilinear(
-                layer.right,
-                layer.left,
-                layer.down,
-                layer.right_bias,
-                layer.left_bias,
-                layer.down_bias,
-            )
-        ]
-    )
+    legs, biases = (layer.left, layer.right), (layer.left_bias, layer.right_bias)
+    dead = tnsim.Model([tnsim.Bilinear(*legs, np.array([[1.0], [0.0]]) * layer.down)])
+    zero = tnsim.Model([tnsim.Bilinear(*legs, 0 * layer.down)])
+    swapped = tnsim.Model([tnsim.Bilinear(*legs[::-1], layer.down, *biases[::-1], layer.down_bias)])
     deep = tnsim.Model([bilinear(rng, 3, 4, 2), bilinear(rng, 2, 4, 2)])
-    for message, call in {
-        "pairwise compares many models.*found one model": lambda: tnsim.pairwise(a),
-        "needs at least one model, found none": lambda: tnsim.pairwise([]),
-        "expected models, a mapping or a tnsim.load of several files, found int": lambda: (
-            tnsim.pairwise(3)
+    same = "is a difference of models that are the same function to within rounding"
+    for message, given, options in [
+        ("pairwise compares many models.*found one model", a, {}),
+        ("needs at least one model, found none", [], {}),
+        ("expected models, a mapping or a tnsim.load of several files, found int", 3, {}),
+        ("expected a tnsim Model or a combination of models, found int", [a, 3], {}),
+        ("1 names for 2 models", [a, b], {"names": ["x"]}),
+        ("labels must differ, found x more than once", [a, b], {"names": ["x", "x"]}),
+        (
+            "1 maps 4 inputs to 2 outputs, but 0 maps 3 to 2",
+            [a, tnsim.Model([linear(rng, 4, 2)])],
+            {},
         ),
-        "expected a tnsim Model or a combination of models, found int": lambda: tnsim.pairwise(
-            [a, 3]
+        ("expected a metric such as", [a, b], {"metric": "gauss"}),
+        ("dtype must be one of float64, float32, found 'float16'", [a, b], {"dtype": "float16"}),
+        (
+            "the metric's mean has 2 coordinates but the models read 3",
+            [a, b],
+            {"metric": tnsim.Gaussian(np.ones(2))},
         ),
-        "1 names for 2 models": lambda: tnsim.pairwise([a, b], names=["x"]),
-        "labels must differ, found x more than once": lambda: tnsim.pairwise(
-            [a, b], names=["x", "x"]
-        ),
-        "1 maps 4 inputs to 2 outputs, but 0 maps 3 to 2": lambda: tnsim.pairwise(
-            [a, tnsim.Model([linear(rng, 4, 2)])]
-        ),
-        "expected a metric such as": lambda: tnsim.pairwise([a, b], "gauss"),
-        "dtype must be one of float64, float32, found 'float16'": lambda: tnsim.pairwise(
-            [a, b], dtype="float16"
-        ),
-        "the metric's mean has 2 coordinates but the models read 3": lambda: tnsim.pairwise(
-            [a, b], tnsim.Gaussian(np.ones(2))
-        ),
-        "y is the zero function: its cosine": lambda: tnsim.pairwise({"x": a, "y": zero}),
-        "y is the zero function in output 1": lambda: tnsim.pairwise(
-            {"x": a, "y": dead}, slices=True
-        ),
-        "1 is a difference of models that are the same function to within rounding": lambda: (
-            tnsim.pairwise([a - b, a - swapped])
-        ),
-        "0 is a difference of models that are the same function to within rounding": lambda: (
-            tnsim.pairwise([deep - deep])
-        ),
-        "TreeSymmetric compares trees of one shape": lambda: tnsim.pairwise(
-            [a, deep], tnsim.TreeSymmetric()
-        ),
-    }.items():
+        ("y is the zero function: its cosine", {"x": a, "y": zero}, {}),
+        ("y is the zero function in output 1", {"x": a, "y": dead}, {"slices": True}),
+        (f"1 {same}", [a - b, a - swapped], {}),
+        (f"0 {same}", [deep - deep], {}),
+        ("TreeSymmetric compares trees of one shape", [a, deep], {"metric": "tree"}),
+    ]:
         with refused(message):
-            call()
+            tnsim.pairwise(given, **options)
 
 
 @pytest.mark.slow
 @backends.compiled
 def test_ranges(rng, route):
     a, b = models(rng, 2, biases=False)
-    huge = tnsim.Model(
-        [
-            tnsim.Bilinear(
-                *(1e20 * x for x in (a.layers[0].left, a.layers[0].right, a.layers[0].down))
-            )
-        ]
-    )
+    layer = a.layers[0]
+    huge = tnsim.Model([tnsim.Bilinear(*(1e20 * x for x in (layer.left, layer.right, layer.down)))])
     # A cosine of logarithms of norms, here 280, of which a rounding is 6e-14.
     for dtype, rtol, reason in (("float64", 2e-12, None), ("float32", 1e-5, "float32")):
         found = tnsim.pairwise([huge, a], dtype=dtype)
@@ -355,20 +327,17 @@ def test_the_cheaper_route_is_planned():
     def plan(width, rank, outputs, depth=1):
         g = np.random.default_rng(0)
         sizes = [(rank, width, width)] * (depth - 1) + [(rank, width, outputs)]
-        return tnsim.plan_pairwise(
-            [
-                tnsim.Model(
-                    [
-                        tnsim.Bilinear(
-                            *(g.normal(size=s).astype(np.float32) for s in ((r, d), (r, d), (o, r)))
-                        )
-                        for r, d, o in sizes
-                    ]
-                )
-                for _ in range(20)
-            ],
-            dtype="float32",
-        )
+
+        def weight(*shape):
+            return g.normal(size=shape).astype(np.float32)
+
+        models = [
+            tnsim.Model(
+                [tnsim.Bilinear(weight(r, d), weight(r, d), weight(o, r)) for r, d, o in sizes]
+            )
+            for _ in range(20)
+        ]
+        return tnsim.plan_pairwise(models, dtype="float32")
 
     narrow = plan(32, 64, 5)
     assert narrow.route == "features"
@@ -379,15 +348,8 @@ def test_the_cheaper_route_is_planned():
     assert plan(8, 16, 3, depth=2).route == "features"
     deep = plan(64, 4, 3, depth=2)
     assert deep.route == "contractions" and deep.seconds > 0 and deep.peak_bytes > 0
-    assert all(
-        word in str(deep)
-        for word in (
-            "route            contractions",
-            "pairs            210",
-            "expected",
-            "tier             interpret",
-        )
-    )
+    words = "route            contractions", "pairs            210", "expected"
+    assert all(word in str(deep) for word in (*words, "tier             interpret"))
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from stored_runs import begun, compare, contents, file_of, files_of, listed
 
 import tnsim
 from tnsim.all_pairs import leases
-from tnsim.all_pairs import store as store_module
+from tnsim.all_pairs import store as stores
 from tnsim.all_pairs import tasks as tiles
 
 RUN = """
@@ -131,7 +131,7 @@ def test_sweeping_takes_nothing_from_a_process_that_is_writing(folder, monkeypat
     def sweeping_first(function):
         def wrapped(*arguments):
             swept.append(arguments)
-            store_module.sweep(path)
+            stores.sweep(path)
             return function(*arguments)
 
         return wrapped
@@ -147,20 +147,17 @@ def test_sweeping_passes_over_names_that_no_run_makes(folder):
     compare(folder, store=path)
     stray = path / "records" / ".x.partial"
     stray.touch()
-    store_module.sweep(path)
+    stores.sweep(path)
     assert stray.exists() and tnsim.open_pairwise(path).identical(whole)
 
 
 def test_a_full_disk_is_told_and_nothing_is_lost(folder, monkeypatch):
-    from tnsim.all_pairs import store as store_module
-    from tnsim.all_pairs import store as stores
-
     whole, write, count = compare(folder), stores.log_start, []
 
     def fails(store, what):
         count.append(what)
         if len(count) == 6:
-            with store_module.writing(store.path):
+            with stores.writing(store.path):
                 raise OSError(28, "No space left on device")
         write(store, what)
 
@@ -185,15 +182,13 @@ def test_a_store_of_another_run_is_refused(folder, rng):
             {"metric": tnsim.Gaussian(np.ones(3))},
             'metric_parameters "standard", and ".*" is asked for',
         ),
+        (models, {"dtype": "float32"}, 'dtype "float64", and "float32" is asked for'),
+        (models, {"slices": True}, "slices false, and true is asked for"),
         (models[:4], {}, "10 models on side a, and 4 are given"),
         (models, {"other": models}, "all pairs of one list; give another path"),
     ]:
         with refused(f"store: holds another run: {message}", tnsim.errors.StoreMismatch):
             tnsim.pairwise(given, store=store, **options)
-    with refused('dtype "float64", and "float32" is asked for', tnsim.errors.StoreMismatch):
-        tnsim.pairwise(models, store=store, dtype="float32")
-    with refused("slices false, and true is asked for", tnsim.errors.StoreMismatch):
-        tnsim.pairwise(models, store=store, slices=True)
     tnsim.save(tnsim.Model([bilinear(rng, 3, 4, 2, True)]), models.paths[3])
     with refused(
         r"other weights for 3 \(side a, number 3\); give another path, or remove it",

@@ -85,6 +85,7 @@ def test_a_run_over_parts_grows_part_by_part(run, tmp_path):
     assert np.array_equal(shown.similarity[:, :2, :2], first.similarity)
     missing = np.isnan(shown.similarity.values).reshape(4, -1).sum(1)
     assert missing[0] == 0 and missing[-1] == 5 and set(missing) <= {0, 4, 5}
+    assert np.array_equal(shown.hash_a[-1], [*first.hash_a.values[-1], ""])
     found = tnsim.pairwise(tnsim.parts(series, ["ov"]), store=store)
     whole = tnsim.pairwise(tnsim.parts(series, ["ov"]))
     assert_close(found.similarity, whole.similarity, scale=1.0)

@@ -12,8 +12,9 @@ from sequence_oracles import attention
 from stored_runs import contents, files_of
 
 import tnsim
-from tnsim.all_pairs import batched_plans, run_plan
-from tnsim.all_pairs.batched_plans import Pairs, PairSetting
+from tnsim.all_pairs import batched_plans, contracted_runs, run_plan
+from tnsim.all_pairs.batched_plans import Pairs
+from tnsim.all_pairs.ways import PairSetting
 from tnsim.engine.ir.program import Operation, Program
 from tnsim.engine.ir.stages import PlanStage
 from tnsim.engine.passes.hoisting import COMPILING, analysed, portion
@@ -164,7 +165,7 @@ def test_large_pairs_run_at_once(rng, always, by_plans, monkeypatch):
     some = [deep(rng) for _ in range(4)]
     one_by_one = tnsim.pairwise(some, CLOSURE)
     assert tnsim.plan_pairwise(some, CLOSURE).tiles.together == 1
-    monkeypatch.setattr(run_plan, "_LARGE", 0)
+    monkeypatch.setattr(contracted_runs, "_LARGE", 0)
     assert tnsim.plan_pairwise(some, CLOSURE).tiles.together == 4
     assert tnsim.plan_pairwise(some, CLOSURE, budget=SMALL).tiles.together == 1
     assert tnsim.pairwise(some, CLOSURE).identical(one_by_one)

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from functools import partial
 
 import matplotlib.text
 import numpy as np
@@ -215,78 +216,79 @@ def test_contributions_that_cancel_have_no_shares():
 LABELS = [f"layer {layer} head {head}" for layer in (1, 2) for head in (0, 1)] + ["layer 3"]
 VALUES = np.array([0.5, -0.1, 0.3, 0.2, 0.1])
 WIRES = ["embed > Q of layer 1", "embed > K of layer 1", "layer 1 > in of layer 2"]
-DEPTHS = {
+TABLE, BESIDE = np.outer([1.0, 0.5], VALUES), {"accuracy": [0, 1]}
+COSTS = {
     "multiplications": 900,
     "paper_multiplications": 1000,
     "unrolled_multiplications": 4000,
     "milliseconds": 0.5,
     "hand_milliseconds": 0.4,
 }
+DEPTHS = [{"depth": depth, **COSTS} for depth in (1, 2)]
 BOTH = ["similarity", "weight_cosine"]
 
 
-def every_plot(run):
-    """Each public plot by name, with the number of its panels and whether it has a range of values."""
+def pairwise(kind, *variables):
+    """A plot of a result, or of a result over parts."""
+
+    def plot(run, **drawing):
+        if kind == "parts":
+            of_part = {"kind": ["qk", "ov"], "layer": [0, 0], "head": [0, 0]}
+            run = run.similarity.expand_dims(part=["qk", "ov"]).to_dataset()
+            run = run.assign_coords({name: ("part", x) for name, x in of_part.items()})
+        return figures.pairwise(run, kind, variables or "similarity", **drawing)
+
+    return plot
+
+
+def network(run, **drawing):
+    return figures.draw(tnsim.tensor_networks.network(tnsim.load(SHIPPED)[0]), **drawing)
+
+
+def curved(run):
+    """The run with two accuracies, and strips of them and of another curve."""
     train = np.linspace(0, 1, len(run.a))
-    curved = run.assign(train_accuracy=("a", train), validation_accuracy=("a", train**2))
-    strips = [("train_accuracy", "validation_accuracy"), "log_norm_a"]
-    model = tnsim.load(SHIPPED)[0]
-    network = tnsim.tensor_networks.network(model)
+    found = run.assign(train_accuracy=("a", train), validation_accuracy=("a", train**2))
+    return found, [("train_accuracy", "validation_accuracy"), "log_norm_a"]
+
+
+def curves(run, **drawing):
+    return figures.curves_over_training(*curved(run), (4,), **drawing)
+
+
+def curves_above(run, **drawing):
+    found, strips = curved(run)
+    return figures.pairwise(found, "heatmap", BOTH, (4,), strips, **drawing)
+
+
+def scatter_grid(run, **drawing):
     matrix = run.similarity.values
-    part = (
-        run.similarity.expand_dims(part=["qk", "ov"])
-        .to_dataset()
-        .assign_coords(kind=("part", ["qk", "ov"]), layer=("part", [0, 0]), head=("part", [0, 0]))
-    )
-    rows = [{"depth": depth, **DEPTHS} for depth in (1, 2)]
-
-    def pairwise(kind, *variables):
-        data = part if kind == "parts" else run
-        return lambda **drawing: figures.pairwise(data, kind, variables or "similarity", **drawing)
-
-    return {
-        "heatmap": (1, True, lambda **d: figures.heatmap(matrix, list(map(str, train)), **d)),
-        "contributions": (
-            1,
-            True,
-            lambda **d: figures.contributions(VALUES[None], ["all"], LABELS, **d),
-        ),
-        "shares": (1, True, lambda **d: figures.shares(LABELS, VALUES, abs(VALUES), most=3, **d)),
-        "layers and heads": (1, True, lambda **d: figures.layers_and_heads(LABELS, VALUES, **d)),
-        "shares over training": (
-            1,
-            True,
-            lambda **d: figures.shares_over_training(
-                ["0", "1"], LABELS, np.outer([1.0, 0.5], VALUES), {"accuracy": [0, 1]}, **d
-            ),
-        ),
-        "edges": (1, True, lambda **d: figures.edges(WIRES, VALUES[:3], **d)),
-        "network": (1, False, lambda **d: figures.draw(network, **d)),
-        "depth": (2, False, lambda **d: figures.depth(rows, "costs", **d)),
-        "scatter grid": (
-            2,
-            True,
-            lambda **d: figures.scatter_grid(
-                {"one": (matrix, matrix), "two": (matrix, matrix**3)}, "x", "y", **d
-            ),
-        ),
-        "curves": (2, True, lambda **d: figures.curves_over_training(curved, strips, (4,), **d)),
-        "curves above": (2, True, lambda **d: figures.pairwise(curved, "heatmap", BOTH, (4,), strips, **d)),
-        "heatmaps": (2, True, pairwise("heatmap", *BOTH)),
-        "trajectory": (1, True, pairwise("trajectory", *BOTH)),
-        "slices": (6, True, pairwise("slices")),
-        "mds": (2, False, pairwise("mds", *BOTH)),
-        "dendrogram": (2, True, pairwise("dendrogram", *BOTH)),
-        "scatter": (1, True, pairwise("scatter", *BOTH)),
-        "parts": (2, True, pairwise("parts")),
-    }  # fmt: skip
+    panels = {"one": (matrix, matrix), "two": (matrix, matrix**3)}
+    return figures.scatter_grid(panels, "x", "y", **drawing)
 
 
-PLOTS = (
-    *("heatmap", "contributions", "shares", "layers and heads", "shares over training", "edges"),
-    *("network", "depth", "scatter grid", "curves", "curves above", "heatmaps", "trajectory"),
-    *("slices", "mds", "dendrogram", "scatter", "parts"),
-)
+# Each public plot of a run by name, with the number of its panels and whether it has a range of
+# values.
+PLOTS = {
+    "heatmap": (1, True, lambda run, **d: figures.heatmap(run.similarity, list(map(str, run.a.values)), **d)),
+    "contributions": (1, True, lambda _, **d: figures.contributions(VALUES[None], ["all"], LABELS, **d)),
+    "shares": (1, True, lambda _, **d: figures.shares(LABELS, VALUES, abs(VALUES), most=3, **d)),
+    "layers and heads": (1, True, lambda _, **d: figures.layers_and_heads(LABELS, VALUES, **d)),
+    "shares over training": (1, True, lambda _, **d: figures.shares_over_training(["0", "1"], LABELS, TABLE, BESIDE, **d)),
+    "edges": (1, True, lambda _, **d: figures.edges(WIRES, VALUES[:3], **d)),
+    "network": (1, False, network),
+    "depth": (2, False, lambda _, **d: figures.depth(DEPTHS, "costs", **d)),
+    "scatter grid": (2, True, scatter_grid),
+    "curves": (2, True, curves),
+    "curves above": (2, True, curves_above),
+    "heatmaps": (2, True, pairwise("heatmap", *BOTH)),
+    "trajectory": (1, True, pairwise("trajectory", *BOTH)),
+    "slices": (6, True, pairwise("slices")),
+    "mds": (2, False, pairwise("mds", *BOTH)),
+    "dendrogram": (2, True, pairwise("dendrogram", *BOTH)),
+    "scatter": (1, True, pairwise("scatter", *BOTH)),
+    "parts": (2, True, pairwise("parts")),
+}  # fmt: skip
 
 
 def shown_range(axes):
@@ -299,9 +301,8 @@ def shown_range(axes):
 @pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("name", PLOTS)
 def test_every_plot_takes_axes_size_colours_and_range(run, name):
-    plots = every_plot(run)
-    assert tuple(plots) == PLOTS
-    panels, has_range, plot = plots[name]
+    panels, has_range, drawn_by = PLOTS[name]
+    plot = partial(drawn_by, run)
     assert plot(figsize=(7, 5)).get_size_inches().tolist() == [7, 5]
     whole, grid = figures.new_figure(ncols=panels + 1, squeeze=False, figsize=(4 * panels, 4))
     given = list(grid[0, 1:])
@@ -370,7 +371,8 @@ def covered(figure):
 @pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("name", ["shares over training", "edges", "depth", "curves", "curves above", "trajectory"])  # fmt: skip
 def test_a_legend_covers_no_curve_and_no_title(run, name):
-    panels, _, plot = every_plot(run)[name]
+    panels, _, drawn_by = PLOTS[name]
+    plot = partial(drawn_by, run)
     _, grid = figures.new_figure(ncols=panels, squeeze=False, figsize=(5 * panels, 5))
     for figure in (plot(), plot(ax=grid[0])):
         assert covered(figure) == []

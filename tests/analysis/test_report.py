@@ -179,3 +179,17 @@ def test_curves_caveats_and_what_matrices_say_of_themselves(tmp_path, rng):
     two_sets["loss"] = ("b", [3.0, 2.0, 1.0])
     data = data_of(report.write(two_sets, tmp_path / "run.html"))
     assert data["curves"] == [{"name": "loss", "values": [3.0, 2.0, 1.0]}]
+
+
+def test_slices_are_drawn_by_the_scale_of_their_figure(tmp_path, rng):
+    """One slice alone would be drawn by logarithm; all of them have the scale of all values."""
+    run = blocks(rng, [6])
+    apart = 1e-3 * (1 - np.eye(6))
+    few = np.where(np.arange(6) == 5, apart, 1e-4 * apart)
+    stack = 1 - np.stack([np.maximum(few, few.T), *[apart] * 4], axis=-1)
+    run["slices"] = (("a", "b", "output"), stack)
+    data = data_of(report.write(run, tmp_path / "run.html"))
+    assert [packed["scale"]["name"] for packed in data["slices"]] == ["log", *["angle"] * 4]
+    image = run.tnsim.plot("slices").axes[0].images[0]
+    assert data["sliceScale"]["name"] == "angle" and "by angle" in image.get_label()
+    assert data["sliceScale"]["low"] == image.norm.vmin

@@ -215,20 +215,11 @@ def test_others_and_parts_as_pairwise_takes_them(tmp_path, rng, run):
     command(*options, "--out", out)
     found = tnsim.open_pairwise(out / "store").similarity
     assert found.shape == (2, 1) and found.values[0, 0] == 1
-    layer = {
-        name: rng.normal(size=shape)
-        for name, shape in [
-            ("q1", (4, 3)),
-            ("k1", (4, 3)),
-            ("q2", (4, 3)),
-            ("k2", (4, 3)),
-            ("v", (4, 3)),
-            ("o", (3, 4)),
-        ]
-    }
-    for path in paths:
-        layer["v"] = layer["v"] + 0.1
-        tnsim.save(tnsim.Model([tnsim.Attention(**layer, n_heads=2)]), path)
+    *scores, values = rng.normal(size=(5, 4, 3))
+    out_of_heads = rng.normal(size=(3, 4))
+    for n, path in enumerate(paths):
+        layer = tnsim.Attention(*scores, values + 0.1 * n, out_of_heads, n_heads=2)
+        tnsim.save(tnsim.Model([layer]), path)
     done = command(*options[:-2], "--parts", "ov", "--out", tmp_path / "parts")
     assert "in layer 0 head" in done.stdout
     found = tnsim.open_pairwise(tmp_path / "parts" / "parts")

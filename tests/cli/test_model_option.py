@@ -73,19 +73,18 @@ def place(tmp_path, monkeypatch):
     (tmp_path / "user_net.py").write_text(CODE)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    code: dict = {}
-    exec(CODE, code)
     for name in ("Net", "Deep", "Images"):
         for n in range(2):
             torch.manual_seed(n)
-            torch.save(code[name]().state_dict(), tmp_path / f"{name}_{n}.pt")
+            torch.save(net(name).state_dict(), tmp_path / f"{name}_{n}.pt")
     return tmp_path
 
 
-def net():
+def net(name="Net", *arguments):
+    """A network of the code."""
     code: dict = {}
     exec(CODE, code)
-    return code["Net"]()
+    return code[name](*arguments)
 
 
 def files(place, name="Net"):
@@ -128,11 +127,9 @@ def test_a_module_runs_as_it_is_on_inputs(place, rng):
     option = ("--model", "user_net.py:Deep", "--metric", "empirical", "--inputs", "x.npy")
     one, two = files(place, "Deep")
     said = told("similarity", one, two, *option)
-    code: dict = {}
-    exec(CODE, code)
     outputs = []
     for file in (one, two):
-        module = code["Deep"]().double()
+        module = net("Deep").double()
         module.load_state_dict(torch.load(file))
         x = torch.as_tensor(np.load(place / "x.npy")).double()
         outputs.append(module(x).detach().numpy().ravel())
@@ -175,9 +172,7 @@ def test_a_convolutional_network_with_batch_norms_as_its_class_makes_it(place, r
 
 def test_an_example_says_what_the_module_takes(place):
     torch.manual_seed(0)
-    code: dict = {}
-    exec(CODE, code)
-    torch.save(code["Net"](9).state_dict(), place / "wide.pt")
+    torch.save(net("Net", 9).state_dict(), place / "wide.pt")
     np.save(place / "x.npy", np.zeros((2, 4), np.float32))
     (place / "own.py").write_text("from user_net import Net\n\ndef wide():\n    return Net(9)\n")
     option = ("--model", "own.py:wide", "--example", "x.npy")

@@ -7,51 +7,37 @@ A plan is cut into shares (`engine.passes.hoisting`). An own share is the part t
 only: it is computed once per model and stays in the model's `Stack`. A pair then costs the crossing
 share alone. Where own shares do not repay a further compiled program, the plan stays whole, and the
 part that reads the row's model only runs once per row of a batch.
-
-Combinations expand by bilinearity over distinct models:
-`<sum_s c_s f_s | sum_t d_t g_t> = sum_st c_s d_t <f_s|g_t>`.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
-import jax
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
+from tnsim.all_pairs.ways import ByPairs, Combined, Job, Numbers, PairBlock, PairSetting
 from tnsim.compare.planned import affordable
 from tnsim.compare.request import CROSS, SELF
+from tnsim.compare.resident import mean_in_units
 from tnsim.engine.budget import Budget
 from tnsim.engine.passes.hoisting import COMPILING, ONE, Share, Shares, shares, uncut
 from tnsim.engine.plan import Plan
 from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.devices import backend, mesh, replicated, spread
-from tnsim.engine.runtime.execution import Result, Tier
+from tnsim.engine.runtime.execution import Result
 from tnsim.engine.runtime.stacking import Axes, aligned
-from tnsim.metrics.protocol import Metric
 from tnsim.models.model import Model
 from tnsim.names import Pair, Side, side_of
 from tnsim.problems.base import Family
 from tnsim.problems.families import choose
 from tnsim.problems.tensors.kinds import Kinds, kinds
-from tnsim.problems.units import Units
-from tnsim.scaled import (
-    Scaled,
-    ScaledSum,
-    add,
-    contribution,
-    magnified,
-    over_outputs,
-    split,
-    stacked,
-    taken,
-    times,
-)
+from tnsim.problems.units import scaled_under
+from tnsim.scaled import ScaledSum, add, contribution, taken, times
 
 WORTH = 2**22
 """Multiplications per pair below which no plan is cut: calls take most of the time of a small pair,
@@ -61,31 +47,6 @@ SAVING = 1 / 32
 Exponents: TypeAlias = "dict[tuple[int, str], Any]"
 """Exponents of scales, by stage of the whole plan and by scale group."""
 _SIDE = 16  # most models per side that run together
-Keep: TypeAlias = "Callable[[tuple[Hashable, ...], Callable[[], Stack]], Stack]"
-"""Returns the stack of a key from the cache, or makes it and keeps it."""
-
-
-class PairSetting(NamedTuple):
-    """Settings common to all pairs of a run.
-
-    Args:
-        metric: Metric that weighs the inputs.
-        slices: Whether every output has an inner product of its own.
-        dtype: Precision of the computation.
-        budget: Limits on a single inner product and on the memory of a tile.
-        pairs: Number of pairs in the run.
-        units: Units that all models share, with the metric in the units of the inputs.
-        tier: Tier in which plans run, "interpret" or "compile"; of a store, the tier in which the
-            store was begun.
-    """
-
-    metric: Metric
-    slices: bool
-    dtype: str
-    budget: Budget
-    pairs: int
-    units: Units
-    tier: Tier = "compile"
 
 
 class Pairs(NamedTuple):
@@ -257,49 +218,6 @@ def _of_whole(result: Result, share: Share) -> Exponents:
     return exponents
 
 
-class Terms(NamedTuple):
-    """Linear combinations of models: row i is `sum_t coefficients[i, t] * models[index[i, t]]`."""
-
-    index: Int[np.ndarray, "rows terms"]
-    coefficients: Float[np.ndarray, "rows terms"]
-
-
-class StackBlock(NamedTuple):
-    """Distinct models `2 ** exponents * models`, and the combinations of them that are compared.
-
-    Args:
-        models: Models in scientific notation.
-        digests: Digests of the models' content.
-        exponents: Powers of two taken out of the models, one per model or one per output.
-        terms: Combinations that are compared.
-        roots: Square roots of the factors by which cancellation within the models enlarges
-            rounding, see `problems.conditioning`.
-    """
-
-    models: tuple[Model, ...]
-    digests: tuple[str, ...]
-    exponents: Float[np.ndarray, " models"] | Float[np.ndarray, "models out"]
-    terms: Terms
-    roots: Float[np.ndarray, " models"]
-
-    def coefficients(self) -> Scaled[np.ndarray]:
-        """The factor of the model in every term.
-
-        Returns:
-            Mantissas (rows, terms). Exponents (rows, terms), or (rows, terms, out) where
-            exponents differ by output.
-        """
-        mantissas, powers = split(self.terms.coefficients)
-        own = self.exponents[self.terms.index]
-        return Scaled(mantissas, own + (powers if own.ndim == 2 else powers[:, :, None]))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the weights."""
-        leaves = jax.tree.leaves(self.models)
-        return sum(leaf.nbytes for leaf in leaves if hasattr(leaf, "nbytes"))
-
-
 def intermediate_bytes(plan: Plan) -> int:
     """Bytes that one pair needs in addition to the weights."""
     return max(1, plan.interpreted_bytes - plan.input_bytes)
@@ -323,112 +241,6 @@ def batch_side(plan: Plan, models: int, budget: Budget) -> int:
     return mesh().size * math.ceil(even / mesh().size)
 
 
-def norms(block: StackBlock, setting: PairSetting) -> ScaledSum:
-    """Squared norms of the combinations of a block, (rows,) or per output (rows, out).
-
-    |sum_s c_s f_s|^2 = sum_st c_s c_t <f_s|f_t>. Every product of two models is computed once.
-    """
-    index, (coefficients, exponents) = block.terms.index, block.coefficients()
-    # Pairs of models that occur together in some combination, each once with the smaller number
-    # first.
-    wanted: set[tuple[int, int]] = set()
-    for row in index.tolist():
-        ascending = sorted(set(row))
-        wanted.update(itertools.combinations_with_replacement(ascending, 2))
-    in_order = sorted(wanted)
-    pairs: list[tuple[Model, Model | None]] = []
-    for low, high in in_order:
-        pairs.append((block.models[low], None if low == high else block.models[high]))
-    known = {}
-    for (low, high), product in zip(in_order, _paired(pairs, setting), strict=True):
-        known[low, high] = magnified(product, block.roots[low] * block.roots[high])
-    # One part for each pair of terms (s, t), over all rows at once.
-    parts = []
-    for s in range(index.shape[1]):
-        for t in range(index.shape[1]):
-            values = []
-            for first, second in index[:, [s, t]].tolist():
-                values.append(known[min(first, second), max(first, second)])
-            together = stacked(values)
-            factors = coefficients[:, s] * coefficients[:, t]
-            factors = over_outputs(factors, together.mantissa)
-            parts.append(times(together, factors, exponents[:, s] + exponents[:, t]))
-    return add(parts)
-
-
-def products(
-    rows: StackBlock,
-    columns: StackBlock,
-    setting: PairSetting,
-    sizes: tuple[int, int],
-    keep: Keep,
-) -> ScaledSum:
-    """Inner products of every row with every column.
-
-    Args:
-        rows: Combinations of models.
-        columns: Combinations compared with the rows. Where this is the same object as `rows`, the
-            products on and below the diagonal are computed, and mirrored.
-        setting: Settings common to all pairs.
-        sizes: Largest number of models in a block of rows and in a block of columns of the run;
-            blocks up to these sizes share programs.
-        keep: Cache for stacks with the values of own shares.
-
-    Returns:
-        (rows, columns), or per output (rows, columns, out).
-    """
-    first, second = rows.coefficients(), columns.coefficients()
-    crossed = _crossed(rows, None if columns is rows else columns, setting, sizes, keep)
-    parts = []
-    for s in range(rows.terms.index.shape[1]):
-        for t in range(columns.terms.index.shape[1]):
-            # Entry (i, j) of the part is the product of term s of row i with term t of column j.
-            terms = np.ix_(rows.terms.index[:, s], columns.terms.index[:, t])
-            part = taken(crossed, terms)
-            factors = first.value[:, s, None] * second.value[None, :, t]
-            exponents = first.exponent[:, None, s] + second.exponent[None, :, t]
-            parts.append(times(part, over_outputs(factors, part.mantissa), exponents))
-    return add(parts)
-
-
-def _crossed(
-    rows: StackBlock,
-    columns: StackBlock | None,
-    setting: PairSetting,
-    sizes: tuple[int, int],
-    keep: Keep,
-) -> ScaledSum:
-    """Inner products of all models of the rows with all models of the columns.
-
-    Where `columns` is None, the models of the rows meet each other. Models of equal layers run
-    together.
-    """
-    others = rows if columns is None else columns
-    pairs = (len(rows.models), len(others.models))
-    outputs = (rows.models[0].d_out,) if setting.slices else ()
-    # Filled group by group; every entry is written, as the groups cover all pairs.
-    whole = ScaledSum(np.empty(pairs + outputs), np.empty(pairs), np.empty(pairs + outputs))
-    row_groups, column_groups = _by_kind(rows.models), _by_kind(others.models)
-    for n, row_group in enumerate(row_groups):
-        # Models of one list meet in both orders; groups up to the own one suffice, and the rest is
-        # mirrored.
-        met = column_groups[: n + 1] if columns is None else column_groups
-        for column_group in met:
-            triangle = columns is None and column_group == row_group
-            bra, ket = _chosen(rows, row_group), _chosen(others, column_group)
-            for i, j, batch in _batches(bra, ket, setting, sizes, triangle, keep):
-                at, to = row_group[i], column_group[j]
-                # In a batch on the diagonal both orders of a pair were computed, and rounding may
-                # tell them apart: the upper triangle is replaced by the lower one.
-                diagonal = triangle and at == to
-                for array, values in zip(whole, batch, strict=True):
-                    part = np.asarray(values)[: len(at), : len(to)]
-                    array[np.ix_(at, to)] = _mirrored(part) if diagonal else part
-                    if columns is None and not diagonal:
-                        array[np.ix_(to, at)] = np.swapaxes(part, 0, 1)
-    return magnified(whole, np.outer(rows.roots, others.roots))
-
-
 class _Models(NamedTuple):
     """Models of equal layers, and the digests of their content."""
 
@@ -436,7 +248,7 @@ class _Models(NamedTuple):
     digests: tuple[str, ...]
 
 
-def _chosen(block: StackBlock, places: Sequence[int]) -> _Models:
+def _chosen(block: PairBlock, places: Sequence[int]) -> _Models:
     return _Models(
         tuple(block.models[place] for place in places),
         tuple(block.digests[place] for place in places),
@@ -444,21 +256,17 @@ def _chosen(block: StackBlock, places: Sequence[int]) -> _Models:
 
 
 def _batches(
-    bra: _Models,
-    ket: _Models,
-    setting: PairSetting,
-    sizes: tuple[int, int],
-    triangle: bool,
-    keep: Keep,
+    bra: _Models, ket: _Models, job: Job, triangle: bool
 ) -> Iterator[tuple[slice, slice, ScaledSum]]:
     """Products of all batches of models of equal layers; of a triangle, on and below its diagonal.
 
     Yields:
         (rows, columns, products).
     """
+    setting = job.setting
     pairs = Pairs.of(bra.models[0], ket.models[0], setting)
     plan = pairs.shares.crossing.plan
-    across, down = (batch_side(plan, size, setting.budget) for size in sizes)
+    across, down = (batch_side(plan, size, setting.budget) for size in job.sizes)
 
     def stacks(name: Side, models: _Models, together: int) -> Iterator[tuple[slice, Stack]]:
         for i in range(0, len(models.models), together):
@@ -466,7 +274,7 @@ def _batches(
             key = (name, pairs.family, together, *models.digests[at])
             make = partial(stack, name, models.models[at], together, pairs, setting)
             # Only stacks with own shares are dear enough to be kept.
-            yield at, keep(key, make) if name in pairs.shares.own else make()
+            yield at, job.kept(key, make) if name in pairs.shares.own else make()
 
     with execution.precision():
         rows = [(i, _placed(stacked, spread, setting)) for i, stacked in stacks("A", bra, across)]
@@ -493,35 +301,6 @@ def _on_host(arrays: Any) -> Any:
     return arrays
 
 
-def _paired(pairs: Sequence[tuple[Model, Model | None]], setting: PairSetting) -> list[ScaledSum]:
-    """`<a|b>` of each pair, or `<a|a>` where b is None; pairs of equal layers run together."""
-    groups: dict[Any, list[int]] = {}
-    for n, (a, b) in enumerate(pairs):
-        groups.setdefault((kinds(a), b and kinds(b)), []).append(n)
-    products: dict[int, ScaledSum] = {}
-    for members in groups.values():
-        a, b = pairs[members[0]]
-        plan = Pairs.of(a, b, setting).uncut()
-        together = batch_side(plan.plan, len(members), setting.budget)
-        (pair,) = SELF if b is None else CROSS
-        for i in range(0, len(members), together):
-            at = members[i : i + together]
-            sides: dict[Side, list[Model]] = {"A": [pairs[n][0] for n in at]}
-            partners = [pairs[n][1] for n in at]
-            if b is not None:
-                sides["B"] = [partner for partner in partners if partner is not None]
-            stacks = []
-            with execution.precision():
-                for name, models in sides.items():
-                    stacked = stack(name, models, together, plan, setting)
-                    stacks.append((_placed(stacked, spread, setting), (together > 1,)))
-            values = contracted(plan, stacks, pair, setting, a.d_in)
-            # The last batch was filled up with repeats, whose results nobody reads.
-            for place, n in enumerate(at):
-                products[n] = taken(values, place)
-    return [products[n] for n in range(len(pairs))]
-
-
 def _by_kind(models: Sequence[Model]) -> list[list[int]]:
     groups: dict[Kinds, list[int]] = {}
     for n, model in enumerate(models):
@@ -534,3 +313,77 @@ def _mirrored(block: np.ndarray) -> np.ndarray:
     below = np.tri(len(block), dtype=bool)
     below = below.reshape(below.shape + (1,) * (block.ndim - 2))
     return np.where(below, block, np.swapaxes(block, 0, 1))
+
+
+class Contracted(ByPairs):
+    """Contractions of models in scientific notation, those of equal layers together."""
+
+    def prepared(self, job: Job, of: Combined, section: None) -> PairBlock:
+        """See `Blocks.prepared`."""
+        setting = job.setting
+        # In units that all models of the run share.
+        made = [scaled_under(model, setting.units, setting.slices) for model in of.models]
+        exponents = np.array([model.exponent for model in made])
+        roots = np.sqrt([model.cancels for model in made])
+        values = tuple(model.value for model in made)
+        return PairBlock(values, of.digests, exponents, of.terms, roots)
+
+    def mean_of(self, job: Job, model: Model) -> Float[np.ndarray, " out"] | None:
+        """See `ByPairs.mean_of`."""
+        return mean_in_units(model, job.setting.units.metric)
+
+    def paired(
+        self, job: Job, models: Sequence[Model], pairs: Sequence[Numbers]
+    ) -> dict[Numbers, ScaledSum]:
+        """See `ByPairs.paired`."""
+        groups: dict[Any, list[Numbers]] = {}
+        for low, high in pairs:
+            alike = low == high, kinds(models[low]), kinds(models[high])
+            groups.setdefault(alike, []).append((low, high))
+        products = {}
+        for (alone, *_), members in groups.items():
+            low, high = members[0]
+            plan = Pairs.of(models[low], None if alone else models[high], job.setting).uncut()
+            together = batch_side(plan.plan, len(members), job.setting.budget)
+            (asked,) = SELF if alone else CROSS
+            for i in range(0, len(members), together):
+                at = members[i : i + together]
+                sides: dict[Side, list[Model]] = {"A": [models[low] for low, _ in at]}
+                if not alone:
+                    sides["B"] = [models[high] for _, high in at]
+                stacks = []
+                with execution.precision():
+                    for name, some in sides.items():
+                        stacked = stack(name, some, together, plan, job.setting)
+                        stacks.append((_placed(stacked, spread, job.setting), (together > 1,)))
+                values = contracted(plan, stacks, asked, job.setting, models[low].d_in)
+                # The last batch was filled up with repeats, whose results nobody reads.
+                products |= {pair: taken(values, place) for place, pair in enumerate(at)}
+        return products
+
+    def crossed(self, job: Job, rows: PairBlock, columns: PairBlock | None) -> ScaledSum:
+        """See `ByPairs.crossed`; blocks up to the sizes of the job share programs."""
+        others = rows if columns is None else columns
+        pairs = (len(rows.models), len(others.models))
+        outputs = (rows.models[0].d_out,) if job.setting.slices else ()
+        # Filled group by group; every entry is written, as the groups cover all pairs.
+        whole = ScaledSum(np.empty(pairs + outputs), np.empty(pairs), np.empty(pairs + outputs))
+        row_groups, column_groups = _by_kind(rows.models), _by_kind(others.models)
+        for n, row_group in enumerate(row_groups):
+            # Models of one list meet in both orders; groups up to the own one suffice, and the rest
+            # is mirrored.
+            met = column_groups[: n + 1] if columns is None else column_groups
+            for column_group in met:
+                triangle = columns is None and column_group == row_group
+                bra, ket = _chosen(rows, row_group), _chosen(others, column_group)
+                for i, j, batch in _batches(bra, ket, job, triangle):
+                    at, to = row_group[i], column_group[j]
+                    # In a batch on the diagonal both orders of a pair were computed, and rounding
+                    # may tell them apart: the upper triangle is replaced by the lower one.
+                    diagonal = triangle and at == to
+                    for array, values in zip(whole, batch, strict=True):
+                        part = np.asarray(values)[: len(at), : len(to)]
+                        array[np.ix_(at, to)] = _mirrored(part) if diagonal else part
+                        if columns is None and not diagonal:
+                            array[np.ix_(to, at)] = np.swapaxes(part, 0, 1)
+        return whole

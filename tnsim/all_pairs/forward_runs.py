@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float
 
-from tnsim.all_pairs.batched_plans import PairSetting
-from tnsim.all_pairs.run_plan import Models, Sizes, estimated
+from tnsim.all_pairs.run_plan import Models, RouteOfRun, Sizes
 from tnsim.all_pairs.sources import Entry, Source, content_hash
+from tnsim.all_pairs.ways import Job, NormBlock, PairSetting, Tile, Way
 from tnsim.compare.by_points import AtPoints, are_inputs, route_name
-from tnsim.compare.estimates import Estimate, Tiles
+from tnsim.compare.estimates import Estimate
 from tnsim.compare.numbers import cosine_error
 from tnsim.compare.request import CROSS, Question, parts
 from tnsim.engine.budget import Budget
@@ -31,19 +31,53 @@ from tnsim.problems import batches, forward
 from tnsim.problems.batches import GROUPS, STARTING, Part
 from tnsim.problems.forward import Sums
 from tnsim.problems.tensors.kinds import kinds
-from tnsim.scaled import ScaledSum
 
 _BATCH = 1024  # inputs on which a function runs at once for its digest
 
 
-class Tile(NamedTuple):
-    """Inner products of a tile, and the standard errors of their cosines, None for no estimates."""
+@dataclass(frozen=True)
+class AtThePoints(Way):
+    """Sums over points; those of a block with itself are kept, for norms and tiles.
 
-    products: ScaledSum
-    standard_error: Float[np.ndarray, "rows columns"] | None = None
+    Args:
+        points: The points.
+    """
+
+    points: Points
+
+    @property
+    def estimates(self) -> bool:
+        """Whether the points are draws."""
+        return self.points.drawn
+
+    def norms(self, job: Job, entries: tuple[Entry, ...]) -> NormBlock:
+        """See `Way.norms`."""
+        sums = self._sums(job, entries, entries)
+        shares = sums.mean_shares() or [np.full(len(entries), np.nan)]
+        return NormBlock(job.finite(forward.total(sums.rows)), shares[0])
+
+    def tile(self, job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> Tile:
+        """See `Way.tile`.
+
+        Where a single group of draws has all the weight, errors are unknown, and infinite.
+        """
+        sums = self._sums(job, rows, columns)
+        products = job.finite(forward.total(sums.products))
+        if not self.points.drawn:
+            return Tile(products)
+        error = cosine_error(sums.over_outputs() if job.setting.slices else sums)
+        if error is None:
+            error = np.full(sums.products.mantissa.shape[1:3], np.inf)
+        return Tile(products, error)
+
+    def _sums(self, job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> Sums:
+        if rows != columns:
+            return _sums(job.setting, self.points, rows, columns)
+        key = tuple(entry.digest for entry in rows)
+        return job.kept(key, lambda: _sums(job.setting, self.points, rows, None))
 
 
-class ForwardRun:
+class ForwardRun(RouteOfRun):
     """The route of a run by forward passes.
 
     Args:
@@ -52,10 +86,9 @@ class ForwardRun:
         points: Points at which the models run.
     """
 
-    search = 0.0
-
     def __init__(self, models: Models, setting: PairSetting, points: Points) -> None:
-        self.models, self.setting, self.points = models, setting, points
+        super().__init__(models, setting)
+        self.points, self.way = points, AtThePoints(points)
         self.name = route_name(setting.metric, points)
 
     def estimate(self, limit: float = math.inf) -> Estimate:
@@ -81,16 +114,14 @@ class ForwardRun:
         ]
         work = again * sum(each.multiplications for each in every) + run.pairs * outputs
         batch = min(points.count * needed.each, batches.BATCH_BYTES, run.available / 2)
-        peak = run.tile_bytes(tile) + needed.beside + max(needed.each, batch) + tile * run.weights
-        return estimated(
-            self.name,
+        return self.priced(
             run,
-            setting,
-            Tiles(run.pairs, tile, run.tiles(tile), programs=len(examples)),
+            tile,
             multiplications=work,
-            peak_bytes=math.ceil(peak),
+            peak_bytes=needed.beside + max(needed.each, batch) + tile * run.weights,
             seconds=STARTING + again * sum(each.seconds - STARTING for each in every),
             facts=(("forward passes", points.count),),
+            programs=len(examples),
         )
 
     def check(self, estimate: Estimate, budget: Budget) -> None:
@@ -113,7 +144,7 @@ class ForwardRun:
         return max(every, key=lambda needed: needed.least, default=batches.Needs(0.0, 0.0))
 
 
-def sums(
+def _sums(
     setting: PairSetting, points: Points, rows: Sequence[Entry], columns: Sequence[Entry] | None
 ) -> Sums:
     """Inner products by groups of points, of rows with columns, or with rows where this is None."""
@@ -127,22 +158,6 @@ def sums(
     asked = setting.slices, setting.dtype, setting.budget
     found = forward.sums(first, second, points, *asked, means=means)
     return forward.with_cancellation(found, first, second, points)
-
-
-def tile(sums: Sums, slices: bool, drawn: bool) -> Tile:
-    """The inner products of a tile, with their standard errors where the points are draws.
-
-    Where a single group of draws has all the weight, the errors are unknown, and infinite.
-    """
-    products = forward.total(sums.products)
-    if not drawn:
-        return Tile(products)
-    if slices:
-        sums = sums.over_outputs()
-    error = cosine_error(sums)
-    if error is None:
-        error = np.full(sums.products.mantissa.shape[1:], np.inf)
-    return Tile(products, error)
 
 
 def function_entry(source: Source, metric: Any, stored: bool) -> Entry:

@@ -39,10 +39,22 @@ from tnsim.all_pairs.leases import LISTS, Leases, remove
 from tnsim.all_pairs.normalise import Doubt
 from tnsim.all_pairs.preparation import PairwiseRun, Place
 from tnsim.all_pairs.store import FINISHED, MODELS, RUN, Record, State, Store, sides
-from tnsim.all_pairs.work import Entries, complete, norm_work, pairs_in, tile_work
+from tnsim.all_pairs.work import Work, complete, pairs_in
 from tnsim.errors import DamagedStore, StoreMismatch
 
 Hashes: TypeAlias = tuple[str, ...]
+
+
+class Growth(NamedTuple):
+    """What a store needs of the models that came at once.
+
+    Attributes:
+        new: Distinct models of each side that were not known.
+        pairs: Rows and columns of their pairs, by name. Pairs "within" a list are mirrored.
+    """
+
+    new: Mapping[str, Hashes]
+    pairs: Mapping[str, tuple[Hashes, Hashes]]
 
 
 class Grid(NamedTuple):
@@ -227,30 +239,23 @@ def _run_of(
     Returns:
         The run; None where all models of the growth were known.
     """
-    known, new = list(_growths(attrs))[growth]
-    whole = {side: (*known[side], *new[side]) for side in new}
-    others: Hashes | None = None
-    if len(new) == 1:
-        rows = new["a"]
-        if growth > 0:
-            others = whole["a"]
-    else:
-        rows = whole["a"] if new["b"] else new["a"]
-        others = whole["b"] if new["a"] else new["b"]
-    if not any(new.values()):
+    pairs = list(_growths(attrs))[growth].pairs
+    if not pairs:
         return None
-    first, second = Entries.of(run)
-    asked = (*first,), None if run.symmetric else (*second,), run.estimate.route
-    if asked == (rows, others, route):
+    # All blocks of pairs together, each model once.
+    rows, columns = (
+        tuple(dict.fromkeys(itertools.chain.from_iterable(models)))
+        for models in zip(*pairs.values(), strict=True)
+    )
+    first, second = run.models.values()
+    if (rows, columns, route) == ((*first,), (*second,), run.estimate.route):
         return run  # which is planned already
-    columns = None if others is None else [second[model] for model in others]
-    return preparation.planned_again(run, [first[model] for model in rows], columns, route)
+    others = None if [*pairs] == ["within"] else [second[model] for model in columns]
+    return preparation.planned_again(run, [first[model] for model in rows], others, route)
 
 
-def _growths(
-    attrs: Mapping[str, Any],
-) -> Iterator[tuple[dict[str, Hashes], dict[str, Hashes]]]:
-    """For each growth, the distinct models of each side that were known, and those that are new."""
+def _growths(attrs: Mapping[str, Any]) -> Iterator[Growth]:
+    """What all pairs of the models of a store need, growth by growth."""
     arrived: dict[str, dict[int, list[str]]] = {side: {} for side in sides(attrs)}
     for side, by_growth in arrived.items():
         both = zip(attrs[f"hash_{side}"], attrs[f"since_{side}"], strict=True)
@@ -265,14 +270,18 @@ def _growths(
             later = dict.fromkeys(by_growth.get(growth, ()))
             new[side] = tuple(model for model in later if model not in known[side])
             known[side] |= later
-        yield before, new
+        if len(new) == 1:
+            pairs = {"within": (new["a"], new["a"]), "across": (new["a"], before["a"])}
+        else:
+            pairs = {"rows": (new["a"], before["b"]), "columns": ((*known["a"],), new["b"])}
+        yield Growth(new, {name: both for name, both in pairs.items() if all(both)})
 
 
 def grids_of(store: Store) -> list[Grid]:
     """All records that the models of a store need, norms before the tiles that they normalise."""
     attrs = store.attrs
     grids = []
-    for growth, (known, new) in enumerate(_growths(attrs)):
+    for growth, (new, pairs) in enumerate(_growths(attrs)):
         tile = attrs["growths"][growth]["tile"]
         start = "" if store.part is None else f"{store.part}: "
         start += f"grown/{growth}/" if growth else ""
@@ -286,14 +295,7 @@ def grids_of(store: Store) -> list[Grid]:
                 for n, block in enumerate(cut(models))
             ]
             grids.append(Grid(growth, (tile, tile), tuple(norms)))
-        if len(new) == 1:
-            pairs = [("within", new["a"], new["a"]), ("across", new["a"], known["a"])]
-        else:
-            pairs = [
-                ("rows", new["a"], known["b"]),
-                ("columns", (*known["a"], *new["a"]), new["b"]),
-            ]
-        for name, rows, columns in pairs:
+        for name, (rows, columns) in pairs.items():
             label = f"{start}{name} tile" if growth else f"{start}tile"
             tiles = [
                 Record(f"{label} {i} {j}", block, other)
@@ -337,7 +339,7 @@ def computed(store: Store, run: PairwiseRun, bar: Any, executor: Any) -> list[Do
         TnsimError: The store cannot be written, or a task failed.
     """
     doubts: list[Doubt] = []
-    models = Entries.of(run)
+    models = run.models
     for growth, several in itertools.groupby(grids_of(store), key=lambda grid: grid.growth):
         grids = list(several)
         lacking = [one for grid in grids for one in grid.records if one.label not in store.known]
@@ -352,11 +354,8 @@ def computed(store: Store, run: PairwiseRun, bar: Any, executor: Any) -> list[Do
         with tasks.forgetting(planned.job), Leases(store.path) as leases:
             for grid in grids:
                 of_grid = planned._replace(job=planned.job._replace(sizes=grid.sizes))
-                if grid.records[0].columns is None:
-                    work = norm_work(of_grid, models, store, grid.records)
-                else:
-                    work = tile_work(of_grid, models, store, grid.records)
-                doubts += complete(work, store, leases, executor, bar)
+                work = Work(of_grid, models, store, grid.records)
+                doubts += complete(work, leases, executor, bar)
     if store.path is not None:
         with stores.writing(store.path):
             _finish(store)

@@ -31,6 +31,8 @@ from tnsim.errors import DamagedStore, DuplicateWarning, ModelError, StoreMismat
 RESTS = "rests.json"
 """File in the store of a run over parts with the rest of every checkpoint."""
 
+_EMPTY: dict[str, Any] = {"f": np.nan, "i": 0, "U": "", "O": ""}
+"""Values that stand for none, by the kind of their type."""
 _BLOCK = 2**20  # numbers of a tensor that are in memory for its digest, beside the tensor
 
 
@@ -266,24 +268,25 @@ def joined(names: Sequence[PartName], results: Sequence[Pairwise | None]) -> Pai
     known = [result for result in results if result is not None]
     if not known:
         raise StoreMismatch("no part of the run was begun; run pairwise again with this store")
-    first = known[0]
-    coordinates: dict[str, Any] = {
-        "part": [str(name) for name in names],
-        "kind": ("part", [name.kind for name in names]),
-        "layer": ("part", [-1 if name.layer is None else name.layer for name in names]),
-        "head": ("part", [-1 if name.head is None else name.head for name in names]),
+    import xarray
+
+    alone = _nothing_of(known[0])
+    places = {
+        "kind": [name.kind for name in names],
+        "layer": [-1 if name.layer is None else name.layer for name in names],
+        "head": [-1 if name.head is None else name.head for name in names],
     }
-    for side in "ab":
-        coordinates[side] = first[side].values
-        coordinates[f"name_{side}"] = (side, first[f"name_{side}"].values)
+    result = xarray.concat(
+        [alone if result is None else result for result in results],
+        xarray.Variable("part", [str(name) for name in names]),
         # Digests differ from part to part, so they have the dimension of parts as well.
-        hashes = [_of(result, f"hash_{side}", first) for result in results]
-        coordinates[f"hash_{side}"] = (("part", side), np.stack(hashes))
-    variables = {}
-    for name, variable in first.data_vars.items():
-        values = np.stack([_of(result, str(name), first) for result in results])
-        variables[name] = (("part", *variable.dims), values)
-    return Pairwise(variables, coordinates, _attributes(names, results))
+        coords=["hash_a", "hash_b"],
+        compat="override",
+        join="override",
+        combine_attrs="override",
+    )
+    result = result.assign_coords({name: ("part", values) for name, values in places.items()})
+    return result.assign_attrs(_attributes(names, results))
 
 
 def with_rests(result: Pairwise, rests: Rests) -> Pairwise:
@@ -335,34 +338,25 @@ def with_all_models(
 
 def _spread(result: Pairwise, like: Pairwise) -> Pairwise | None:
     """A result over the models of a larger result; None where these have other labels."""
-    # Places of the models of the smaller result among those of the larger one, by label.
-    at = {}
-    for side in "ab":
-        places = {str(label): n for n, label in enumerate(like[side].values.tolist())}
-        labels = [str(label) for label in result[side].values.tolist()]
-        if not places.keys() >= set(labels):
-            return None
-        at[side] = [places[label] for label in labels]
-    variables: dict[str, Any] = {}
+    texts = [
+        one.assign_coords({side: one[side].astype(str) for side in "ab"}) for one in (result, like)
+    ]
+    small, large = ({side: one[side].values for side in "ab"} for one in texts)
+    if not all(np.isin(small[side], large[side]).all() for side in "ab"):
+        return None
+    empty = {name: _EMPTY[variable.dtype.kind] for name, variable in like.variables.items()}
+    spread = texts[0].reindex(large, fill_value=empty)
+    kept = [f"{name}{side}" for side in "ab" for name in ("", "name_")]
+    return spread.assign_coords({name: like.variables[name] for name in kept})  # type: ignore[return-value]
+
+
+def _nothing_of(like: Pairwise) -> Pairwise:
+    """What stands for a part that was not begun: a result without numbers and digests."""
+    empty = {}
     for name in (*like.data_vars, "hash_a", "hash_b"):
-        values = _of(None, str(name), like)
-        dims = like[name].dims
-        # Only the dimensions a and b differ in length.
-        inside = [at.get(str(dim), range(like.sizes[dim])) for dim in dims]
-        values[np.ix_(*inside)] = result[name].values
-        variables[str(name)] = (dims, values)
-    coordinates: dict[str, Any] = {str(name): values for name, values in like.coords.items()}
-    coordinates |= {name: variables.pop(name) for name in ("hash_a", "hash_b")}
-    return Pairwise(variables, coordinates, result.attrs)
-
-
-def _of(result: Pairwise | None, name: str, like: Pairwise) -> np.ndarray:
-    """A variable of a result; of a part that was not begun, what stands for no value."""
-    if result is not None:
-        return result[name].values
-    missing = np.array(like[name].values)
-    empty = {"f": np.nan, "i": 0}.get(missing.dtype.kind, "")
-    return np.full_like(missing, empty)
+        variable = like[name]
+        empty[name] = variable.dims, np.full_like(variable.values, _EMPTY[variable.dtype.kind])
+    return like.assign(empty)  # type: ignore[return-value]
 
 
 def _attributes(names: Sequence[PartName], results: Sequence[Pairwise | None]) -> dict[str, Any]:

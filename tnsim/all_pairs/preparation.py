@@ -20,26 +20,19 @@ import jax
 
 import tnsim
 from tnsim.all_pairs import store as stores
-from tnsim.all_pairs.batched_plans import PairSetting
+from tnsim.all_pairs.contracted_runs import ContractedRun
 from tnsim.all_pairs.forward_runs import ForwardRun, function_entry
 from tnsim.all_pairs.kernel_runs import KernelRun
-from tnsim.all_pairs.run_plan import (
-    ContractedRun,
-    Models,
-    VectorRun,
-    memory,
-    pairs_of,
-    summary,
-    tiles_of,
-)
+from tnsim.all_pairs.run_plan import Models, RouteOfRun, memory, pairs_of, summary, tiles_of
 from tnsim.all_pairs.sources import Entry, entry, metric_parameters, sources
 from tnsim.all_pairs.store import FORMAT
-from tnsim.all_pairs.tasks import Job
+from tnsim.all_pairs.vector_runs import VectorRun
+from tnsim.all_pairs.ways import Job, PairSetting
 from tnsim.circuits.parts import PartSeries
 from tnsim.compare.by_points import Rows, points_of, what_is_read
 from tnsim.compare.estimates import Estimate
 from tnsim.compare.request import check_comparison, estimated
-from tnsim.compare.routes import Ways, Weighed, from_table, weighed
+from tnsim.compare.routes import Ways, from_table, weighed
 from tnsim.engine.budget import Budget, check_budget
 from tnsim.engine.precision import Arithmetic
 from tnsim.engine.runtime.devices import device
@@ -80,6 +73,26 @@ class Known:
         wanted = set(bases.values())
         examples = {kind: model for kind, model in self.examples.items() if kind in wanted}
         return Known(examples, {digest: self.read.get(digest) for digest in bases})
+
+
+class Asked(NamedTuple):
+    """What is asked of all pairs, whichever the models are; see `pairwise`.
+
+    Args:
+        metric: Metric that weighs the inputs.
+        slices: Whether every output has an inner product of its own.
+        dtype: Precision of the computation.
+        budget: Limits on a single inner product and on the memory of a tile.
+        centred: Whether means are taken away.
+        stored: Whether results go to a store.
+    """
+
+    metric: Metric
+    slices: bool
+    dtype: str
+    budget: Budget
+    centred: bool = False
+    stored: bool = False
 
 
 class Side(NamedTuple):
@@ -130,6 +143,14 @@ class PairwiseRun(NamedTuple):
     known: Known
 
     @property
+    def models(self) -> dict[str, dict[str, Entry]]:
+        """The distinct models of each side by digest; of a single list both sides are the same."""
+        both = {"a": self.rows, "b": self.columns}
+        return {
+            name: {entry.digest: entry for entry in side.entries} for name, side in both.items()
+        }
+
+    @property
     def caveats(self) -> tuple[str, ...]:
         """Differences between the models and the networks that were read, each named once."""
         said = [caveat for entry in (*self.rows.all, *self.columns.all) for caveat in entry.caveats]
@@ -153,39 +174,31 @@ class PairwiseRun(NamedTuple):
         return pairs_of(len(self.rows.entries), len(self.columns.entries), self.symmetric)
 
 
-def prepared(
-    models: Any,
-    metric: Metric,
-    other: Any,
-    slices: bool,
-    dtype: str,
-    budget: Budget,
-    names: Sequence[Any] | None,
-    centred: bool = False,
-    stored: bool = False,
-) -> PairwiseRun:
+def prepared(models: Any, other: Any, names: Any, asked: Asked) -> PairwiseRun:
     """The run before its first product.
 
-    The arguments are those of `pairwise`; `stored` says whether there is a store.
+    Args:
+        models, other: Both lists, as `pairwise` takes them.
+        names: Labels of `models`, None for their own.
+        asked: What is asked of all pairs.
 
     Raises:
         ModelError: Models cannot be compared.
         TooLarge: A single inner product is beyond the budget.
     """
-    check_budget(budget)
+    check_budget(asked.budget)
     known = Known()
-    settings = metric, dtype, stored, centred
-    rows = _side("a", models, names, known, settings)
+    rows = _side("a", models, names, known, asked)
     columns = rows._replace(name="b")
     if other is not None:
-        columns = _side("b", other, None, known, settings)
+        columns = _side("b", other, None, known, asked)
     # All models agree in widths and length with the first model, and a model of every form is
     # checked under the metric.
     _check_shapes((*rows.all, *columns.all))
-    metric = estimated(metric, list(known.examples.values()), None)
+    asked = asked._replace(metric=estimated(asked.metric, list(known.examples.values()), None))
     for model in known.examples.values():
-        check_comparison(model, model, metric)
-    return _planned(rows, columns, other is None, known, (metric, slices, dtype, budget))
+        check_comparison(model, model, asked.metric)
+    return _planned(rows, columns, other is None, known, asked)
 
 
 def planned_again(
@@ -206,10 +219,10 @@ def planned_again(
     second = first._replace(name="b")
     if columns is not None:
         second = Side("b", tuple(columns), tuple(columns))
-    asked = run.job.setting
-    settings = asked.metric, asked.slices, asked.dtype, asked.budget
     known = run.known.of((*first.entries, *second.entries))
-    return _planned(first, second, columns is None, known, settings, route)
+    setting = run.job.setting
+    asked = Asked(setting.metric, setting.slices, setting.dtype, setting.budget)
+    return _planned(first, second, columns is None, known, asked, route)
 
 
 def _planned(
@@ -217,7 +230,7 @@ def _planned(
     columns: Side,
     symmetric: bool,
     known: Known,
-    settings: tuple[Metric, bool, str, Budget],
+    asked: Asked,
     kept: str | None = None,
 ) -> PairwiseRun:
     """The run of two lists of models that were read.
@@ -226,13 +239,13 @@ def _planned(
         rows, columns: The two lists.
         symmetric: Whether both are one list.
         known: Knowledge about the models.
-        settings: Metric, whether there are slices, precision and budget.
+        asked: What is asked of all pairs.
         kept: Name of the route to take where it holds the models; None for the cheapest.
     """
     others = None if symmetric else columns.entries
     pairs = pairs_of(len(rows.entries), len(columns.entries), symmetric)
-    units = common_units(known.examples.values(), settings[0])
-    setting = PairSetting(*settings, pairs, units)
+    units = common_units(known.examples.values(), asked.metric)
+    setting = PairSetting(asked.metric, asked.slices, asked.dtype, asked.budget, pairs, units)
     models = Models(rows.entries, others, known.examples)
     routes = routes_of_run(models, list(known.read.values()), setting, kept)
     # New pairs of a run that grew keep the route of the first run where that is a route now.
@@ -242,14 +255,12 @@ def _planned(
     setting = setting._replace(tier=tiles.tier)
     job = Job(
         setting=setting,
-        space=taken.space if isinstance(taken, VectorRun) else None,
+        way=taken.way,
         sizes=(tiles.side, tiles.side),
         keep_blocks=2,
         keep_bytes=0,
         alone=True,
         key=uuid4().hex,  # two equal runs at the same time share no kept blocks
-        points=taken.points if isinstance(taken, ForwardRun) else None,
-        kernels=isinstance(taken, KernelRun),
         # Arrays of float64 take twice the memory.
         certifies=setting.dtype == "float32" and 2 * estimate.peak_bytes <= memory(setting),
         differences=setting.dtype,
@@ -259,7 +270,7 @@ def _planned(
 
 def routes_of_run(
     models: Models, read: Sequence[Rows | None], setting: PairSetting, kept: str | None = None
-) -> list[Weighed]:
+) -> list[RouteOfRun]:
     """The routes of a run, from the table of `compare.routes`.
 
     Args:
@@ -280,7 +291,7 @@ def routes_of_run(
     def spaces() -> Sequence[FeatureSpace]:
         return features.spaces(list(models.examples), setting.units.metric, examples[0].n_ctx)
 
-    ways: Ways[Weighed] = Ways(
+    ways: Ways[RouteOfRun] = Ways(
         partial(KernelRun, models, setting),
         partial(ForwardRun, models, setting),
         partial(VectorRun, models, setting),
@@ -312,22 +323,16 @@ def _check_shapes(entries: Sequence[Entry]) -> None:
             )
 
 
-def _side(
-    name: str, models: Any, names: Any, known: Known, settings: tuple[Metric, str, bool, bool]
-) -> Side:
-    """A list of models, each read once and added to `known`.
-
-    The settings are the metric, the precision, whether results are stored, and whether means are
-    taken away.
-    """
-    metric, dtype, stored, centred = settings
+def _side(name: str, models: Any, names: Any, known: Known, asked: Asked) -> Side:
+    """A list of models, each read once and added to `known`."""
+    metric, dtype = asked.metric, asked.dtype
     entries: list[Entry] = []
     distinct: dict[str, Entry] = {}
     equal: list[str] = []
-    for source in sources(models, names, metric if centred else None):
+    for source in sources(models, names, metric if asked.centred else None):
         model: Any = source.read()
         if is_function(model):
-            made = function_entry(source, metric, stored)
+            made = function_entry(source, metric, asked.stored)
         else:
             made = entry(source, model, dtype)
             terms_of_model = terms(by_differences(model, dtype))
@@ -365,7 +370,7 @@ def attributes_of(run: PairwiseRun, parts: Mapping[str, Any] | None = None) -> d
         "parts": parts,
         "outputs": run.rows.all[0].d_out if setting.slices else None,
         "exact": int(run.exact),
-        "estimates": int(run.job.points is not None and run.job.points.drawn),
+        "estimates": int(run.job.way.estimates),
         "symmetric": int(run.symmetric),
         # How the pairs of every growth of a store are computed, those of the first run first.
         "growths": [
@@ -407,5 +412,5 @@ def as_stored(run: PairwiseRun, tier: str, alone: bool) -> PairwiseRun:
     )
     # Blocks of two sides, of every section of the features: what a tile needs at once.
     if not tiles_of(run.estimate).streamed:
-        job = job._replace(keep_blocks=2 * len(job.sections))
+        job = job._replace(keep_blocks=2 * len(job.way.sections))
     return run._replace(job=job)

@@ -18,9 +18,9 @@ from numpy.typing import DTypeLike
 from tnsim.all_pairs import growing, part_runs
 from tnsim.all_pairs import store as stores
 from tnsim.all_pairs.normalise import Doubt
-from tnsim.all_pairs.preparation import PairwiseRun, Place, attributes_of, prepared
+from tnsim.all_pairs.preparation import Asked, PairwiseRun, Place, attributes_of, prepared
 from tnsim.all_pairs.result import Pairwise, labelled, require_xarray
-from tnsim.all_pairs.run_plan import in_turn, several
+from tnsim.all_pairs.run_plan import in_turn
 from tnsim.all_pairs.work import advice
 from tnsim.checkpoints.given import check_chooses, given_models, is_path_or_paths
 from tnsim.checkpoints.load import Series
@@ -120,14 +120,14 @@ def pairwise(
     require_xarray()
     metric, dtype = as_metric(metric), dtype_name(dtype)
     path = None if store is None else stores.folder(store)
+    asked = Asked(metric, slices, dtype, budget, centred, path is not None)
     if isinstance(models, SeriesParts):
         _check_settings_of_parts(slices, dialect, n_ctx)
         results: list[Pairwise | None] = []
         with _bar(len(models), "part", progress) as bar:
             for part in part_runs.part_runs(models, other, path):
                 bar.set_description(str(part.name))
-                asked = (False, dtype, budget, names, centred, path is not None)
-                run = prepared(part.models, metric, part.other, *asked)
+                run = prepared(part.models, part.other, names, asked)
                 found = _computed(run, part.place, executor, progress=False)
                 results.append(part_runs.of_part(found))
                 bar.update()
@@ -139,7 +139,7 @@ def pairwise(
         return part_runs.with_rests(result, rests)
     models, other, metric = _given(models, other, metric, dialect, n_ctx)
     # Every model is read once here; nothing is computed yet.
-    run = prepared(models, metric, other, slices, dtype, budget, names, centred, path is not None)
+    run = prepared(models, other, names, asked._replace(metric=metric))
     return _computed(run, None if path is None else Place(path), executor, progress)
 
 
@@ -224,16 +224,17 @@ def plan_pairwise(
         3
     """
     metric, dtype = as_metric(metric), dtype_name(dtype)
+    asked = Asked(metric, slices, dtype, budget, centred)
     if isinstance(models, SeriesParts):
         _check_settings_of_parts(slices, dialect, n_ctx)
         # Checkpoints may be equal in some parts, whose pairs are then fewer: every part is read.
         runs: Counter[tuple[str, Estimate]] = Counter()
         for part in part_runs.part_runs(models, other, None):
-            run = prepared(part.models, metric, part.other, False, dtype, budget, None, centred)
+            run = prepared(part.models, part.other, None, asked)
             runs[part.name.kind, run.estimate] += 1
-        return in_turn([several(planned, count) for (_, planned), count in runs.items()])
+        return in_turn([(planned, count) for (_, planned), count in runs.items()])
     models, other, metric = _given(models, other, metric, dialect, n_ctx)
-    return prepared(models, metric, other, slices, dtype, budget, None, centred).estimate
+    return prepared(models, other, None, asked._replace(metric=metric)).estimate
 
 
 @checked

@@ -225,30 +225,87 @@ def _check(executor: Any) -> None:
         )
 
 
-class PendingWork(NamedTuple):
-    """Records of one kind, with the functions that compute and write them.
+class Work(NamedTuple):
+    """Records of one kind, and how they are computed and written.
 
     Args:
-        records: Records to compute.
-        task: Returns the function that computes a record, and its arguments.
-        write: Checks a result, writes it, and returns the doubts about its numbers.
-        together: Number of tasks that may run at once where there is no executor.
+        run: Settings and plan.
+        models: Models of all records by side and digest, see `PairwiseRun.models`.
+        store: Store to which results are written, and from which the norms of tiles are read.
+        records: Squared norms, or tiles the norms of which are in the store.
     """
 
+    run: PairwiseRun
+    models: Mapping[str, Mapping[str, Entry]]
+    store: Store
     records: Sequence[Record]
-    task: Callable[[Record], Task]
-    write: Callable[[Record, Any], list[Doubt]]
-    together: int = 1
+
+    @property
+    def together(self) -> int:
+        """The number of tasks that may run at once where there is no executor."""
+        return 1 if self.records[0].columns is None else tiles_of(self.run.estimate).together
+
+    def task(self, record: Record) -> Task:
+        """The function that computes a record, and its arguments."""
+        job, arithmetic = self.run.job, self.run.arithmetic
+        if record.columns is None:
+            return tasks.norms, (job, *self._entries(record), arithmetic)
+        return tasks.tile, (job, *self._entries(record), self._norms(record), arithmetic)
+
+    def write(self, record: Record, result: Any) -> list[Doubt]:
+        """Check the result of a task and write it, and return the doubts about its numbers.
+
+        Raises:
+            ExecutorError: The result is something other than that of the task.
+            ResultError: A model is the zero function, or the largest error leaves no digit.
+        """
+        entries, arithmetic = self._entries(record), self.run.arithmetic
+        expected = tuple(map(len, entries)), self.store.attrs["outputs"], advice(self.store.path)
+        if record.columns is None:
+            norms = tasks.expect_norms(result, *expected)
+            for i, entry in enumerate(entries[0]):
+                source, centred = entry.source, entry.source.centred is not None
+                precision.check_norm(
+                    taken(norms.squared, i), source.name, entry.terms > 1, arithmetic, centred
+                )
+            arrays = norm_arrays(norms.squared, self.run.job.setting.slices)
+            self.store.write(record, {**arrays, "mean_share": norms.mean_share})
+            return []
+        found = tasks.expect_tile(result, *expected)
+        same = np.array(record.rows)[:, None] == np.array(record.columns)
+        arrays, error = tile_arrays(found.products, *self._norms(record), same, arithmetic)
+        if found.standard_error is not None:
+            arrays["standard_error"] = np.where(same, 0.0, found.standard_error)
+        # The pair of the largest error stands for the tile in warnings.
+        worst = np.unravel_index(np.argmax(error), error.shape)
+        names = [side[n].source.name for side, n in zip(entries, worst, strict=True)]
+        doubt = Doubt(float(error[worst]), f"the cosine of {' and '.join(names)}")
+        precision.refuse(*doubt, arithmetic)
+        self.store.write(record, arrays)
+        return [doubt]
+
+    def _entries(self, record: Record) -> tuple[tuple[Entry, ...], ...]:
+        """The models of the rows and, of a tile, those of the columns."""
+        sides = [(record.side, record.rows)]
+        if record.columns is not None:
+            sides.append(("b", record.columns))
+        return tuple(tuple(self.models[side][model] for model in models) for side, models in sides)
+
+    def _norms(self, record: Record) -> tuple[Norms, Norms]:
+        """The norms of the rows and columns of a tile, which were written before any tile."""
+        both, store = [], self.store
+        for side, models in (("a", record.rows), ("b", record.columns or ())):
+            name = side if side in store.places else "a"
+            at = store.at(side, models)
+            both.append(norms_in(store.arrays, name, at, store.attrs["outputs"] is not None))
+        return both[0], both[1]
 
 
-def complete(
-    work: PendingWork, store: Store, leases: Leases, executor: Any, bar: Any
-) -> list[Doubt]:
+def complete(work: Work, leases: Leases, executor: Any, bar: Any) -> list[Doubt]:
     """Compute every record that the store lacks, and wait for the records of other processes.
 
     Args:
         work: Records, and how they are computed.
-        store: Store of the results.
         leases: Leases of this process.
         executor: Runs the tasks; None to run them here.
         bar: A progress bar, advanced by the pairs of every record, whichever process finished it.
@@ -261,13 +318,13 @@ def complete(
         TnsimError: The store cannot be written.
         Exception: A task raised it.
     """
-    pending = list(work.records)
+    store, pending = work.store, list(work.records)
     doubts: list[Doubt] = []
     while pending:
         # Every turn computes what nobody else has a lease of and collects the rest, which is looked
         # at again after a pause: another process may have finished it, or died.
         elsewhere: list[Record] = []
-        started = _leased(pending, elsewhere, work, store, leases, bar)
+        started = _leased(pending, elsewhere, work, leases, bar)
         for record, result in completed(started, executor, advice(store.path), work.together):
             doubts += work.write(record, result)
             leases.release(record.label)
@@ -286,18 +343,14 @@ def advice(path: Path | None) -> str:
 
 
 def _leased(
-    pending: Sequence[Record],
-    elsewhere: list[Record],
-    work: PendingWork,
-    store: Store,
-    leases: Leases,
-    bar: Any,
+    pending: Sequence[Record], elsewhere: list[Record], work: Work, leases: Leases, bar: Any
 ) -> Iterator[tuple[Record, Task]]:
     """The tasks of which this process gets leases; records of other processes go to `elsewhere`.
 
     The generator never waits: results are written between two tasks drawn from it, so a wait here
     would hold back results that are finished.
     """
+    store = work.store
     for record in pending:
         if store.fetch(record) is State.WHOLE:
             bar.update(pairs_in(store, record))
@@ -315,127 +368,7 @@ def _leased(
         yield record, work.task(record)
 
 
-class Entries(NamedTuple):
-    """The distinct models of a run, by digest.
-
-    Attributes:
-        rows: Models of the rows.
-        columns: Models of the columns; the same object for pairs of a single list.
-    """
-
-    rows: Mapping[str, Entry]
-    columns: Mapping[str, Entry]
-
-    @classmethod
-    def of(cls, run: PairwiseRun) -> Entries:
-        """The models of a run."""
-        rows = {entry.digest: entry for entry in run.rows.entries}
-        if run.symmetric:
-            return cls(rows, rows)
-        return cls(rows, {entry.digest: entry for entry in run.columns.entries})
-
-
-def norm_work(
-    run: PairwiseRun, models: Entries, store: Store, records: Sequence[Record]
-) -> PendingWork:
-    """The work on squared norms.
-
-    Args:
-        run: Settings and plan.
-        models: Models of all records.
-        store: Store to which results are written.
-        records: Records of squared norms.
-    """
-
-    def entries(record: Record) -> tuple[Entry, ...]:
-        by_digest = models.rows if record.side == "a" else models.columns
-        return tuple(by_digest[model] for model in record.rows)
-
-    def task(record: Record) -> Task:
-        return tasks.norms, (run.job, entries(record), run.arithmetic)
-
-    def write(record: Record, result: Any) -> list[Doubt]:
-        shape, outputs = (len(record.rows),), store.attrs["outputs"]
-        norms = tasks.expect_norms(result, shape, outputs, advice(store.path))
-        for i, entry in enumerate(entries(record)):
-            source, centred = entry.source, entry.source.centred is not None
-            precision.check_norm(
-                taken(norms.squared, i), source.name, entry.terms > 1, run.arithmetic, centred
-            )
-        arrays = norm_arrays(norms.squared, run.job.setting.slices)
-        store.write(record, {**arrays, "mean_share": norms.mean_share})
-        return []
-
-    return PendingWork(records, task, write)
-
-
-def tile_work(
-    run: PairwiseRun, models: Entries, store: Store, records: Sequence[Record]
-) -> PendingWork:
-    """The work on tiles, the norms of which are in the store.
-
-    Args:
-        run: Settings and plan.
-        models: Models of all records.
-        store: Store to which results are written, and from which norms are read.
-        records: Records of tiles.
-    """
-
-    def entries(record: Record) -> tuple[tuple[Entry, ...], tuple[Entry, ...]]:
-        rows = tuple(models.rows[model] for model in record.rows)
-        return rows, tuple(models.columns[model] for model in record.columns or ())
-
-    def task(record: Record) -> Task:
-        return tasks.tile, (run.job, *entries(record), _norms_of(store, record), run.arithmetic)
-
-    def write(record: Record, result: Any) -> list[Doubt]:
-        return [_write_tile(run, entries(record), store, record, result)]
-
-    return PendingWork(records, task, write, tiles_of(run.estimate).together)
-
-
 def pairs_in(store: Store, record: Record) -> int:
     """The number of pairs of a record; squared norms have none."""
     is_mirrored = record.rows == record.columns and "b" not in store.places
     return pairs_of(len(record.rows), len(record.columns or ()), is_mirrored)
-
-
-def _write_tile(
-    run: PairwiseRun,
-    entries: tuple[tuple[Entry, ...], tuple[Entry, ...]],
-    store: Store,
-    record: Record,
-    result: Any,
-) -> Doubt:
-    """Normalise a tile and write it.
-
-    Returns:
-        The largest error bound, and the cosine to which it belongs.
-
-    Raises:
-        ResultError: The largest error leaves no digit.
-    """
-    rows, columns = entries
-    shape = len(rows), len(columns)
-    found = tasks.expect_tile(result, shape, store.attrs["outputs"], advice(store.path))
-    same = np.array(record.rows)[:, None] == np.array(record.columns)
-    arrays, error = tile_arrays(found.products, *_norms_of(store, record), same, run.arithmetic)
-    if found.standard_error is not None:
-        arrays["standard_error"] = np.where(same, 0.0, found.standard_error)
-    # The pair of the largest error stands for the tile in warnings.
-    row, column = np.unravel_index(np.argmax(error), error.shape)
-    what = f"the cosine of {rows[row].source.name} and {columns[column].source.name}"
-    doubt = Doubt(float(error[row, column]), what)
-    precision.refuse(*doubt, run.arithmetic)
-    store.write(record, arrays)
-    return doubt
-
-
-def _norms_of(store: Store, record: Record) -> tuple[Norms, Norms]:
-    """The norms of the rows and columns of a tile, which were written before any tile."""
-    both = []
-    for side, models in (("a", record.rows), ("b", record.columns or ())):
-        name = side if side in store.places else "a"
-        at = store.at(side, models)
-        both.append(norms_in(store.arrays, name, at, store.attrs["outputs"] is not None))
-    return both[0], both[1]

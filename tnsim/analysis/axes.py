@@ -37,7 +37,7 @@ _LETTER, _ROW = 0.07, 0.17
 """Width of a letter and height of a row in a legend, in inches."""
 _HANDLE = 0.55
 """Inches that an entry of a legend needs beside its letters."""
-CROWDED = 0.9
+_CROWDED = 0.9
 """Least similarity from which on all of a figure count as crowded near 1."""
 _SAME = 1e-12
 """Difference from 1 below which two models count as equal."""
@@ -71,7 +71,7 @@ class Panel(NamedTuple):
 def show_matrices(
     drawing: Drawing,
     panels: Sequence[Panel],
-    colours: dict[str, Any],
+    scale: Scale,
     *,
     cell: float,
     margin: tuple[float, float] = (2.0, 1.2),
@@ -86,7 +86,7 @@ def show_matrices(
     Args:
         drawing: Axes, size, colour map and range, see `Drawing`.
         panels: Matrices.
-        colours: Colour map and range, those of `colour_range` or `diverging`.
+        scale: Scale of colours, such as `scale_of` or `around_zero` gives.
         cell: Side of a cell in inches, in a figure of the plot's own size.
         margin: Width and height in inches of what stands around the matrices.
         ncols: Number of columns of panels; None for a single row.
@@ -100,8 +100,8 @@ def show_matrices(
 
     Example:
         >>> import numpy as np
-        >>> colours = {"cmap": "viridis", "vmin": 0, "vmax": 1}
-        >>> drawn = show_matrices({}, [Panel(np.eye(3))], colours, cell=0.4, points=[2])
+        >>> scale = Scale("linear", 0, 1)
+        >>> drawn = show_matrices({}, [Panel(np.eye(3))], scale, cell=0.4, points=[2])
         >>> drawn.axes.lines[0].get_ydata()
         [1.5, 1.5]
     """
@@ -115,7 +115,7 @@ def show_matrices(
     size = (margin[0] + cell * sum(ratios), max(height, 2.4))
     options: dict[str, Any] = {"layout": "compressed", "width_ratios": ratios}
     chosen = canvas(drawing, size, len(panels), ncols, **options)
-    options = colours_of(chosen, colours)
+    options = colours_of(chosen, colours_by(scale))
     # Cells are square, so the shorter side decides.
     shape = panels[0].values.shape
     cell = min(inches_of(chosen, axis, cell * n) / n for axis, n in zip("yx", shape, strict=True))
@@ -440,72 +440,97 @@ def label_points(
         )
 
 
-class Near(NamedTuple):
-    """A scale of colours for similarities that crowd near 1.
+class Scale(NamedTuple):
+    """A scale of colours, by which figures and the page draw matrices.
 
     Attributes:
-        name: `"angle"` or `"log"`.
-        low: Least similarity.
-        least: Least difference from 1 that the scale tells from none.
+        name: What equal steps of colour stand for: `"linear"`, equal steps of the values;
+            `"angle"`, of `arccos s`; or `"log"`, of the logarithm of `1 - s`.
+        low: Lower end of the range of values.
+        high: Upper end of the range.
+        least: Least difference from 1 that a scale by logarithm tells from none.
+        diverging: Whether the colours have a middle.
 
     Example:
-        >>> Near("angle", 0.99, 1e-4).name
-        'angle'
+        >>> Scale("angle", 0.99, 1.0).least
+        0.0
     """
 
     name: str
     low: float
-    least: float
+    high: float
+    least: float = 0.0
+    diverging: bool = False
 
 
-def near_one(values: Float[np.ndarray, "*panel A B"]) -> Near | None:
-    """The scale of similarities that crowd near 1; None where a scale by the values shows them.
+def scale_of(values: Float[np.ndarray, "*panel A B"]) -> Scale:
+    """The scale of colours for all panels of a figure.
 
-    Equal steps of the angle `arccos s` are equal changes of the function, where `s` itself changes
-    by their squares. Where differences of models spread over more than two powers of ten, the angle
-    hides the small ones too, and the logarithm of `1 - s` shows them.
+    Similarities have a diverging scale over [-1, 1] where some are clearly negative, else one from
+    0, or the least similarity if that is lower, to 1. Other quantities have their own range.
+
+    Where all similarities crowd near 1, such a scale hides what differs. Equal steps of the angle
+    `arccos s` are equal changes of the function, where `s` itself changes by their squares. Where
+    differences of models spread over more than two powers of ten, the angle hides the small ones
+    too, and the logarithm of `1 - s` shows them.
 
     Args:
         values: Values of all panels; what is not finite is passed over.
 
     Returns:
-        The scale, chosen by the least, the median and the largest difference from 1.
+        The scale; near 1 it is chosen by the least, the median and the largest difference from 1.
 
     Example:
         >>> import numpy as np
-        >>> near_one(np.array([1.0, 0.995, 0.99])).name
+        >>> scale_of(np.array([1.0, 0.995, 0.99])).name
         'angle'
-        >>> near_one(np.array([1.0, 0.999999, 0.9999995, 0.99])).name
+        >>> scale_of(np.array([1.0, 0.999999, 0.9999995, 0.99])).name
         'log'
-        >>> near_one(np.array([1.0, 0.2])) is None
-        True
+        >>> scale_of(np.array([1.0, 0.2]))
+        Scale(name='linear', low=0, high=1, least=0.0, diverging=False)
     """
-    differences = 1 - values[np.isfinite(values)]
-    # Values above 1 are no similarities; rounding is.
-    if not differences.size or differences.min() < -1e-6 or differences.max() > 1 - CROWDED:
-        return None
-    differences = differences[differences > _SAME]
-    if not differences.size:
-        return None
-    most = float(differences.max())
-    name = "log" if most > 100 * float(np.median(differences)) else "angle"
-    return Near(name, 1 - most, float(differences.min()))
+    values = values[np.isfinite(values)]
+    if not values.size:
+        return Scale("linear", 0, 1)
+    low, high = float(values.min()), float(values.max())
+    # Values beyond [-1, 1] are no similarities; rounding is.
+    if high > 1 + 1e-6 or low < -1 - 1e-6:
+        return Scale("linear", low, high)
+    differences = 1 - values[1 - values > _SAME]
+    if low >= _CROWDED and differences.size:
+        spread = 1 - low > 100 * float(np.median(differences))
+        return Scale("log" if spread else "angle", low, 1.0, float(differences.min()))
+    # Noise slightly below zero needs no second colour.
+    if low < -0.1:
+        return Scale("linear", -1, 1, diverging=True)
+    return Scale("linear", min(low, 0), 1)
 
 
-def _norm_of(near: Near) -> dict[str, Any]:
-    """Options of `imshow` for a scale near 1; the label of the image says which it is."""
+def colours_by(scale: Scale) -> dict[str, Any]:
+    """Options of `imshow` for a scale; near 1 the label of the image says which it is.
+
+    Args:
+        scale: Scale of colours.
+
+    Example:
+        >>> colours_by(Scale("linear", -2, 2, diverging=True))
+        {'cmap': 'RdBu_r', 'vmin': -2, 'vmax': 2}
+    """
     from matplotlib.colors import FuncNorm
 
-    if near.name == "angle":
+    if scale.name == "linear":
+        cmap = "RdBu_r" if scale.diverging else "viridis"
+        return {"cmap": cmap, "vmin": scale.low, "vmax": scale.high}
+    if scale.name == "angle":
         said = "colours by angle, arccos s"
-        norm = FuncNorm((lambda s: -np.arccos(np.clip(s, -1, 1)), np.cos), near.low, 1.0)
+        norm = FuncNorm((lambda s: -np.arccos(np.clip(s, -1, 1)), np.cos), scale.low, scale.high)
     else:
         said = "colours by log of 1 - s"
         # The top of the scale is the least difference; equal models have the colour of the top.
         norm = FuncNorm(
-            (lambda s: -np.log10(np.maximum(1 - s, near.least)), lambda y: 1 - 10.0**-y),
-            near.low,
-            1 - near.least,
+            (lambda s: -np.log10(np.maximum(1 - s, scale.least)), lambda y: 1 - 10.0**-y),
+            scale.low,
+            scale.high - scale.least,
         )
     return {"cmap": "viridis", "norm": norm, "label": said}
 
@@ -524,7 +549,8 @@ def colour_bar(image: AxesImage, axes: Any, label: str = "", **options: Any) -> 
         >>> import numpy as np
         >>> values = np.array([[1.0, 0.99], [0.99, 1.0]])
         >>> axes = Figure().subplots()
-        >>> colour_bar(axes.imshow(values, **colour_range(values)), axes, "similarity")
+        >>> image = axes.imshow(values, **colours_by(scale_of(values)))
+        >>> colour_bar(image, axes, "similarity")
         >>> axes.figure.axes[1].get_ylabel()
         'similarity (colours by angle, arccos s)'
     """
@@ -550,51 +576,19 @@ def _similarity_text(similarity: float) -> str:
     return f"{similarity:.{digits}f}" if digits <= 7 else f"1 - {difference:.1e}"
 
 
-def colour_range(values: Float[np.ndarray, "*panel A B"]) -> dict[str, Any]:
-    """The colour map and the range for all panels of a figure.
-
-    Args:
-        values: Values of all panels, finite.
-
-    Returns:
-        Options of `imshow`. Similarities have a diverging map over [-1, 1] where some are clearly
-        negative, a scale by angle or logarithm where all crowd near 1 (`near_one`), else a map from
-        0 (or the least similarity, if lower) to 1. Other quantities have their own range.
-
-    Example:
-        >>> import numpy as np
-        >>> colour_range(np.array([[1.0, 0.5], [0.5, 1.0]]))
-        {'cmap': 'viridis', 'vmin': 0, 'vmax': 1}
-    """
-    near = near_one(values)
-    if near is not None:
-        return _norm_of(near)
-    low, high = values.min(), values.max()
-    # Values beyond [-1, 1] are no similarities; rounding is.
-    if high > 1 + 1e-6 or low < -1 - 1e-6:
-        return {"cmap": "viridis", "vmin": low, "vmax": high}
-    # Noise slightly below zero needs no second colour.
-    if low < -0.1:
-        return {"cmap": "RdBu_r", "vmin": -1, "vmax": 1}
-    return {"cmap": "viridis", "vmin": min(low, 0), "vmax": 1}
-
-
-def diverging(largest: float) -> dict[str, Any]:
-    """The colour map and the range of values around zero.
+def around_zero(largest: float) -> Scale:
+    """The scale of values around zero: red above it and blue below, white at zero.
 
     Args:
         largest: Largest size of a value.
 
-    Returns:
-        Options of `imshow`: red above zero and blue below, white at zero.
-
     Example:
-        >>> diverging(2.0)
-        {'cmap': 'RdBu_r', 'vmin': -2.0, 'vmax': 2.0}
+        >>> around_zero(2.0).low
+        -2.0
     """
     # A range of width zero has no colours.
     largest = largest or 1.0
-    return {"cmap": "RdBu_r", "vmin": -largest, "vmax": largest}
+    return Scale("linear", -largest, largest, diverging=True)
 
 
 def show_legend(axes: Axes, inches: float, title: str = "") -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
 
-_COLOURS = (
+COLOURS = (
     "#1f77b4",
     "#e67e22",
     "#2ca02c",
@@ -33,6 +33,7 @@ _COLOURS = (
     "#bcbd22",
     "#e377c2",
 )
+"""Colours of phases and of lines, in figures and on the page."""
 Colour: TypeAlias = "str | tuple[float, float, float, float]"
 """A colour as matplotlib takes it: a hexadecimal text, or red, green, blue and opacity."""
 
@@ -311,7 +312,7 @@ def colour_of(number: int, count: int = 1, chosen: Canvas | None = None) -> Colo
         (1.0, 1.0, 1.0, 1.0)
     """
     if chosen is None or chosen.cmap is None:
-        return _COLOURS[number % len(_COLOURS)]
+        return COLOURS[number % len(COLOURS)]
     red, green, blue, opacity = chosen.cmap(number / max(count - 1, 1))
     return float(red), float(green), float(blue), float(opacity)
 

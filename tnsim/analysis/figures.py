@@ -24,12 +24,12 @@ from tnsim.analysis.axes import (
     SMALL,
     Curve,
     Panel,
+    Scale,
     Wire,
-    colour_range,
-    diverging,
+    around_zero,
     heading,
     legend_height,
-    near_one,
+    scale_of,
     show_bars,
     show_curves,
     show_graph,
@@ -147,10 +147,11 @@ def heatmap(
     values = numbers_in(matrix)
     if values.ndim != 2 or not values.size:
         raise ResultError(f"a heatmap shows a matrix (K, K), found {shown(matrix)}")
-    colours = diverging(1.0) if near_one(values) is None else colour_range(values)
+    scale = scale_of(values)
+    scale = around_zero(1.0) if scale.name == "linear" else scale
     panel = Panel(values, labels, labels, heading(title), ("checkpoint", "checkpoint"))
     cell = _PANEL / len(values)
-    return show_matrices(drawing, [panel], colours, cell=cell, bar="similarity").figure
+    return show_matrices(drawing, [panel], scale, cell=cell, bar="similarity").figure
 
 
 @checked
@@ -177,7 +178,7 @@ def layer_by_layer(matrix: xr.DataArray, title: str = "", **drawing: Unpack[Draw
     """
     values = matrix.values
     # Debiased measures fall below 0 by chance: 0 stays the dark end unless they do.
-    span = {"cmap": "viridis", "vmin": min(0.0, values.min()), "vmax": max(1.0, values.max())}
+    span = Scale("linear", min(0.0, values.min()), max(1.0, values.max()))
     labels = matrix["a"].values, matrix["b"].values
     panel = Panel(values, *labels, heading(title or str(matrix.name)))
     cell = 0.24 * min(1.0, MOST_PARTS / max(values.shape))
@@ -224,10 +225,8 @@ def contributions(
         cells = {at: f"{value / total:.0%}" for at, value in np.ndenumerate(values[::-1])}
     title = heading(title) or f"contributions, sum {total:.4g}"
     panel = Panel(values[::-1], bra[::-1], ket, title, names, cells)  # the first row at the top
-    colours = diverging(float(np.abs(values).max()))
-    return show_matrices(
-        drawing, [panel], colours, cell=0.55, whole=True, bar="contribution"
-    ).figure
+    scale = around_zero(float(np.abs(values).max()))
+    return show_matrices(drawing, [panel], scale, cell=0.55, whole=True, bar="contribution").figure
 
 
 @checked
@@ -324,8 +323,8 @@ def layers_and_heads(
         table[rows.index(" ".join(words[:2])), column] = value
     cells = {at: f"{value:.2g}" for at, value in np.ndenumerate(table) if np.isfinite(value)}
     panel = Panel(table, rows, columns, heading(title), texts=cells)
-    colours = diverging(float(np.nanmax(abs(table))))
-    return show_matrices(drawing, [panel], colours, cell=0.45, whole=True, bar=colour_label).figure
+    scale = around_zero(float(np.nanmax(abs(table))))
+    return show_matrices(drawing, [panel], scale, cell=0.45, whole=True, bar=colour_label).figure
 
 
 def _column_order(name: str) -> tuple[bool, str, int]:
@@ -887,9 +886,7 @@ def _part_panels(
     cell = max(0.4, min(0.9, 2.4 / most))
     margin = (1.4 * len(panels), max(1.6, 3.6 - cell * most))
     of = f"{title_of(names[0])}\nof {written(table['a'].item())} and {written(table['b'].item())}"
-    return show_matrices(
-        drawing, panels, colour_range(finite), cell=cell, margin=margin, bar=of
-    ).figure
+    return show_matrices(drawing, panels, scale_of(finite), cell=cell, margin=margin, bar=of).figure
 
 
 def _heatmaps(
@@ -907,7 +904,7 @@ def _heatmaps(
     chosen = show_matrices(
         drawing,
         panels,
-        colour_range(np.stack([panel.values for panel in panels])),
+        scale_of(np.stack([panel.values for panel in panels])),
         cell=_PANEL / max(panels[0].values.shape),
         margin=(1.2, above + 0.4),
         points=points,
@@ -941,7 +938,7 @@ def _slice_panels(
     chosen = show_matrices(
         drawing,
         panels,
-        colour_range(slices.values),
+        scale_of(slices.values),
         cell=inches / max(panels[0].values.shape),
         margin=(1.0, 0.2 * -(-count // columns)),
         ncols=columns,

@@ -27,7 +27,8 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.analysis import reading
-from tnsim.analysis.axes import near_one
+from tnsim.analysis.axes import scale_of
+from tnsim.analysis.canvas import COLOURS
 from tnsim.analysis.matrices import (
     check_result,
     is_one_set,
@@ -148,69 +149,43 @@ def _content_policy(script: str) -> str:
 
 
 def _run_contents(result: xr.Dataset) -> dict[str, Any]:
-    """The data that the template draws."""
-    if "part" in result.dims:
-        return _contents_of_parts(result)
-    similarity = matrix(result)
+    """The data that the template draws; of a result over parts every part is a matrix."""
+    over_parts, one_set = "part" in result.dims, is_one_set(result)
     matrices = _matrices(result)
-    slices = _slices(result)
-    _check_size(similarity.size * (len(matrices) + len(slices)))
-    one_set = is_one_set(result)
-    phases, embedding = [], None
-    if one_set:
-        scored = dict(matrices)
-        for output, values in slices.items():
-            scored[f"output {output}"] = values
-        phases = _phases(similarity, scored)
-    # Two models lie on a line, which shows nothing.
-    if one_set and len(similarity) > 2:
-        embedding = _embedding(similarity)
-    return {
-        **_common_contents(result),
-        "matrices": _all_packed(matrices, DECIMALS),
-        "slices": _all_packed(slices, SLICE_DECIMALS),
-        "about": _attributes_of(matrices),
-        "phases": phases,
-        "embedding": embedding,
-        "parts": [],
-    }
-
-
-def _contents_of_parts(result: xr.Dataset) -> dict[str, Any]:
-    """The data of a result over parts: the similarity of every part is a matrix."""
-    stack = result["similarity"].transpose("part", "a", "b")
-    _check_size(stack.size)
-    matrices = {
-        str(part): matrix(table) for part, table in zip(result["part"].values, stack, strict=True)
-    }
-    return {
-        **_common_contents(result),
-        "matrices": _all_packed(matrices, DECIMALS),
-        "slices": [],
-        "about": {},
-        "phases": [],
-        "embedding": None,
-        "parts": [
+    slices = {} if over_parts else _stacked(result, "slices", "output")
+    _check_size(sum(table.size for table in (*matrices.values(), *slices.values())))
+    phases, embedding, parts = [], None, []
+    if over_parts:
+        for kind, grid in part_grids(result).items():
             # None marks a place without a part, as models may have layers of different kinds.
-            {"kind": kind, "grid": [[n if n >= 0 else None for n in row] for row in grid.tolist()]}
-            for kind, grid in part_grids(result).items()
-        ],
-    }
-
-
-def _common_contents(result: xr.Dataset) -> dict[str, Any]:
-    """The data that pages of all results have."""
-    one_set = is_one_set(result)
+            numbers = [[n if n >= 0 else None for n in row] for row in grid.tolist()]
+            parts.append({"kind": kind, "grid": numbers})
+    elif one_set:
+        similarity = matrix(result)
+        of_slices = {f"output {output}": table for output, table in slices.items()}
+        phases = _phases(similarity, matrices | of_slices)
+        # Two models lie on a line, which shows nothing.
+        embedding = _embedding(similarity) if len(similarity) > 2 else None
     rows, columns = (shown_labels(result[side]) for side in "ab")
     caveats = np.atleast_1d(result.attrs.get("caveats", [])).astype(str).tolist()
     # What parts do not show stands beside them.
     if len(result.attrs.get("rest", [])):
         caveats.append(f"what belongs to no part {in_words(result.attrs)['rest']}")
     return {
+        "matrices": _all_packed(matrices, DECIMALS),
+        "slices": _all_packed(slices, SLICE_DECIMALS),
+        # All parts have one scale, so that they can be compared; slices too.
+        "partScale": _scale_of_all(matrices) if over_parts else None,
+        "sliceScale": _scale_of_all(slices) if slices else None,
+        "about": {} if over_parts else _attributes_of(matrices),
+        "phases": phases,
+        "embedding": embedding,
+        "parts": parts,
         "rows": rows,
         "columns": columns,
         "cells": {"rows": list(map(cell, rows)), "columns": list(map(cell, columns))},
         "oneSet": one_set,
+        "palette": COLOURS,
         "curves": _curves(result, one_set),
         "findings": findings(result),
         "caveats": caveats,
@@ -228,12 +203,29 @@ def _guarantee(result: xr.Dataset) -> str | None:
 
 
 def _matrices(result: xr.Dataset) -> dict[str, xr.DataArray]:
-    """All variables of numbers over (a, b)."""
+    """All variables of numbers over (a, b), or the similarity of every part, which is finite."""
+    if "part" in result.dims:
+        return {
+            part: matrix(table) for part, table in _stacked(result, "similarity", "part").items()
+        }
+    matrix(result)  # refuses what is no finished run
     matrices = {}
     for name, variable in result.items():
         if set(variable.dims) == {"a", "b"} and variable.dtype.kind in _NUMERIC:
             matrices[str(name)] = variable.transpose("a", "b")
     return matrices
+
+
+def _stacked(result: xr.Dataset, name: str, dim: str) -> dict[str, xr.DataArray]:
+    """The matrices in a variable by their label along a dimension; none without the variable."""
+    if name not in result:
+        return {}
+    stack = result[name].transpose(dim, "a", "b")
+    return {str(label): table for label, table in zip(stack[dim].values, stack, strict=True)}
+
+
+def _scale_of_all(matrices: Mapping[str, xr.DataArray]) -> dict[str, Any]:
+    return scale_of(np.stack([table.values for table in matrices.values()]))._asdict()
 
 
 def _attributes_of(matrices: Mapping[str, xr.DataArray]) -> dict[str, list[list[str]]]:
@@ -267,16 +259,6 @@ def _rounded_value(value: float) -> float | None:
     return float(f"{value:.6g}")
 
 
-def _slices(result: xr.Dataset) -> dict[str, xr.DataArray]:
-    """The matrix of every output by the name of the output; empty without slices."""
-    slices = {}
-    if "slices" in result:
-        stack = result["slices"].transpose("output", "a", "b")
-        for output, table in zip(stack["output"].values, stack, strict=True):
-            slices[str(output)] = table
-    return slices
-
-
 def _check_size(numbers: int) -> None:
     if numbers > MAX_NUMBERS:
         raise ResultError(
@@ -293,17 +275,17 @@ def _all_packed(matrices: Mapping[str, xr.DataArray], decimals: int) -> list[dic
 
 
 def _packed_matrix(values: Float[np.ndarray, "A B"], decimals: int) -> dict[str, Any]:
-    """A matrix as whole multiples of 10^-decimals, with null where a value is not finite.
+    """A matrix as whole multiples of 10^-decimals, with its scale of colours.
 
-    Where values crowd near 1, their scale of colours stands beside them, and decimals are as many
-    as tell the least difference from 1.
+    There is null where a value is not finite. Where values crowd near 1, decimals are as many as
+    tell the least difference from 1.
 
     Of a symmetric matrix, only the lower triangle is kept, row by row. A matrix counts as symmetric
     where its triangles differ by less than the page shows. Whole numbers need no decimals.
     """
-    near = near_one(values)
-    if near is not None:
-        decimals = max(decimals, 2 - math.floor(math.log10(near.least)))
+    scale = scale_of(values)
+    if scale.name != "linear":
+        decimals = max(decimals, 2 - math.floor(math.log10(scale.least)))
     symmetric = False
     if values.shape == values.T.shape:
         # Half a unit of the last digit that the page shows.
@@ -321,8 +303,12 @@ def _packed_matrix(values: Float[np.ndarray, "A B"], decimals: int) -> dict[str,
         if np.isfinite(value):
             number = round(value * 10**decimals)
         scaled.append(number)
-    scale = None if near is None else near._asdict()
-    return {"symmetric": symmetric, "decimals": decimals, "values": scaled, "scale": scale}
+    return {
+        "symmetric": symmetric,
+        "decimals": decimals,
+        "values": scaled,
+        "scale": scale._asdict(),
+    }
 
 
 def _phases(similarity: xr.DataArray, matrices: Mapping[str, xr.DataArray]) -> list[dict[str, Any]]:

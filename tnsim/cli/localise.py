@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tnsim.localise.edges import Edges, EdgeSeries
     from tnsim.localise.paths import Paths, PathSeries
 
+T = TypeVar("T")
 _MOST_INPUTS = 5
 """Most inputs that are printed, those that changed most."""
 
@@ -114,7 +115,7 @@ def paths(
             raise ModelError("--legs gives edges: leave out --other, --within, --order and --top")
         with compiling_shown():
             edges = tnsim.paths(series, metric=chosen, by=by.value, legs=True, dtype=dtype)
-        _say_edges(edges, as_json)
+        _tell(edges, _edges_data, as_json)
         if plot is not None:
             last = f"{edges.labels[-1]}"
             save_picture(figures.edges(edges.edges, edges.cut[-1], title=last), plot)
@@ -125,43 +126,30 @@ def paths(
         else:
             run = tnsim.paths(series, partner, chosen, **options, dtype=dtype)
     if len(series) == 1:
-        _say_paths(single, as_json)
+        _tell(single, _paths_data, as_json)
         if plot is not None:
             save_picture(figures.shares(single.bra, single.share, single.standard_error), plot)
         return
-    _say_run(run, as_json)
+    _tell(run, _run_data, as_json)
     if plot is not None:
         save_picture(figures.shares_over_training(run.labels, run.paths, run.share), plot)
 
 
-def _say_paths(result: Paths, as_json: bool) -> None:
+def _tell(result: T, data_of: Callable[[T], dict[str, Any]], as_json: bool) -> None:
+    """Print a result as it prints in Python, or its data as JSON."""
     if as_json:
-        print_json(
-            {
-                "metric": result.metric,
-                "exact": result.exact,
-                "caveats": list(result.caveats),
-                "total": float(result.values.sum()),
-                "shares": dict(zip(result.bra, result.share.tolist(), strict=True)),
-            }
-        )
-        return
-    say(str(result))
+        print_json(data_of(result))
+    else:
+        say(str(result))
 
 
-def _say_edges(run: EdgeSeries, as_json: bool) -> None:
-    """The edges of each checkpoint; as text those that matter most."""
-    if as_json:
-        table = {
-            str(label): {
-                edge: {"share": float(share), "cut": float(cut)}
-                for edge, share, cut in zip(run.edges, edges.share, edges.cut, strict=True)
-            }
-            for label, edges in zip(run.labels, run.each, strict=True)
-        }
-        print_json({**_about(run.each), "edges": table})
-        return
-    say(str(run))
+def _paths_data(result: Paths) -> dict[str, Any]:
+    shares = dict(zip(result.bra, result.share.tolist(), strict=True))
+    return {**_about([result]), "total": float(result.values.sum()), "shares": shares}
+
+
+def _run_data(run: PathSeries) -> dict[str, Any]:
+    return {**_about(run.each), "shares": _by_label(run.labels, run.paths, run.share)}
 
 
 def _about(each: Sequence[Paths] | Sequence[Edges] | Sequence[Change]) -> dict[str, Any]:
@@ -171,22 +159,22 @@ def _about(each: Sequence[Paths] | Sequence[Edges] | Sequence[Change]) -> dict[s
     return {"metric": each[0].metric, "exact": exact, "caveats": list(said)}
 
 
-def _say_run(run: PathSeries, as_json: bool) -> None:
-    if as_json:
-        shares = _by_label(run.labels, run.paths, run.share)
-        print_json({**_about(run.each), "shares": shares})
-        return
-    say(str(run))
+def _edges_data(run: EdgeSeries) -> dict[str, Any]:
+    table = {
+        str(label): {
+            edge: {"share": float(share), "cut": float(cut)}
+            for edge, share, cut in zip(run.edges, edges.share, edges.cut, strict=True)
+        }
+        for label, edges in zip(run.labels, run.each, strict=True)
+    }
+    return {**_about(run.each), "edges": table}
 
 
-def _say_changes(run: ChangeSeries, as_json: bool) -> None:
+def _changes_data(run: ChangeSeries) -> dict[str, Any]:
     each = [found for found in run.each if found is not None]
-    if as_json:
-        totals = dict(zip(map(str, run.labels), run.total.tolist(), strict=True))
-        shares = _by_label(run.labels, run.components, run.share)
-        print_json({**_about(each), "of": each[0].of, "totals": totals, "shares": shares})
-        return
-    say(str(run))
+    totals = dict(zip(map(str, run.labels), run.total.tolist(), strict=True))
+    shares = _by_label(run.labels, run.components, run.share)
+    return {**_about(each), "of": each[0].of, "totals": totals, "shares": shares}
 
 
 def _by_label(labels: Sequence[Any], names: Sequence[str], table: Any) -> dict[str, Any]:
@@ -259,7 +247,7 @@ def change(
             raise ModelError("--swaps shows one change: give two checkpoints, or leave it out")
         with compiling_shown():
             run = tnsim.change(networks.several(in_order(files)), **options)
-        _say_changes(run, as_json)
+        _tell(run, _changes_data, as_json)
         if plot is not None:
             drawn = figures.shares_over_training(run.labels, run.components, run.share)
             save_picture(drawn, plot)

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -47,9 +48,21 @@ Files = Annotated[
         "Face cache; - for names on standard input, one a line."
     ),
 ]
-_OF_ANY = ("heatmap",)  # pictures of any matrix
-_OF_ONE_SET = ("trajectory", "mds")  # pictures of a matrix that compares one set with itself
-_OF_PARTS = ("parts",)  # pictures of a matrix for each part
+_PICTURES = ("heatmap", "trajectory", "mds", "parts")
+
+
+class _Output(NamedTuple):
+    """A file that a run writes beside its store.
+
+    Attributes:
+        kind: Kind of the file.
+        write: Writes a result to a path.
+        shows: Whether there is such a file of a result.
+    """
+
+    kind: Kind
+    write: Callable[[Pairwise, Path], Any]
+    shows: Callable[[Pairwise], bool] = lambda result: True
 
 
 def pairwise(
@@ -149,7 +162,8 @@ def pairwise(
     # Everything that can be refused is refused before the first tile.
     _check_apart(out, [*files, *(other or ())])
     store = _store_in(out, parts)
-    check_outputs(_outputs_of(out, parquet, plots, report), store)
+    outputs = _outputs_of(out, parquet, plots, report)
+    check_outputs({path: output.kind for path, output in outputs.items()}, store)
     kept = f"finished tiles are kept in {store}, run again to go on"
     with stoppable(kept), _executor(scheduler) as executor:
         options |= {"executor": executor, "progress": follow is None and not as_json}
@@ -163,11 +177,11 @@ def pairwise(
                 followed(names, models_of, compared, store, follow, until)
             ) as run:
                 for grown in run:
-                    _write_results(grown.result, out, parquet, plots, report)
+                    _write_results(grown.result, outputs)
                     _say_grown(grown)
                 return
         result = compared(models, store)
-    written = [store, *_write_results(result, out, parquet, plots, report)]
+    written = [store, *_write_results(result, outputs)]
     if as_json:
         _print_result(result)
     else:
@@ -197,29 +211,54 @@ def _say_grown(grown: Grown) -> None:
         say(f"what belongs to no part {in_words(grown.result.attrs)['rest']}")
 
 
-def _outputs_of(out: Path, parquet: bool, plots: bool, page: Path | None) -> dict[Path, Kind]:
-    """The files that a run will write beside its store, with the kind of each.
+def _outputs_of(out: Path, parquet: bool, plots: bool, page: Path | None) -> dict[Path, _Output]:
+    """The files that a run writes beside its store.
 
     Args:
         out: Folder of the results.
         parquet: Whether a table of pairs is written.
         plots: Whether pictures are written.
         page: Path of the HTML page, None for none.
-
-    Returns:
-        Kinds of files by path.
     """
-    from tnsim.all_pairs.result import CSV, NPZ, PARQUET
-    from tnsim.analysis.report import PAGE
+    from tnsim.all_pairs.result import CSV, NPZ, PARQUET, write_csv, write_npz, write_parquet
+    from tnsim.analysis import report
 
-    outputs = {out / "similarity.csv": CSV, out / "result.npz": NPZ}
+    outputs = {
+        out / "similarity.csv": _Output(CSV, write_csv),
+        out / "result.npz": _Output(NPZ, write_npz),
+    }
     if parquet:
-        outputs[out / "pairs.parquet"] = PARQUET
+        outputs[out / "pairs.parquet"] = _Output(PARQUET, write_parquet)
     if plots:
-        outputs |= {out / f"{kind}.png": PNG for kind in (*_OF_ANY, *_OF_ONE_SET, *_OF_PARTS)}
-    if page is not None and page in outputs:
+        for name in _PICTURES:
+            draw, shows = partial(_save_plot, name), partial(_has_plot, name)
+            outputs[out / f"{name}.png"] = _Output(PNG, draw, shows)
+    if page in outputs:
         raise typer.BadParameter(f"--report {page} is the table that --out writes; name another")
-    return outputs if page is None else {**outputs, page: PAGE}
+    if page is not None:
+        outputs[page] = _Output(report.PAGE, report.write)
+    return outputs
+
+
+def _save_plot(name: str, result: Pairwise, path: Path) -> None:
+    save_picture(result.tnsim.plot(name), path)
+
+
+def _has_plot(name: str, result: Pairwise) -> bool:
+    """Whether a result has a picture: of parts one for all, of one set also those of its path."""
+    from tnsim.analysis.matrices import is_one_set
+
+    if "part" in result.dims:
+        return name == "parts"
+    return name == "heatmap" or (name != "parts" and is_one_set(result))
+
+
+def _write_results(result: Pairwise, outputs: Mapping[Path, _Output]) -> list[Path]:
+    """Write a result for other programs and for readers, and return the paths of the files."""
+    written = [path for path, output in outputs.items() if output.shows(result)]
+    for path in written:
+        outputs[path].write(result, path)
+    return written
 
 
 def _store_in(out: Path, parts: str | None) -> Path:
@@ -274,30 +313,21 @@ def _parts_of(series: Series, kinds: str, distances: str) -> SeriesParts:
 
 
 def _say_costs(
-    models: SeriesParts,
-    metric: Metric,
-    options: dict[str, Any],
-    as_json: bool,
+    models: SeriesParts, metric: Metric, options: Mapping[str, Any], as_json: bool
 ) -> None:
     """The cost of all parts of each kind, and their number."""
     import tnsim
 
-    planned = {}
+    data = {}
     for kind in dict.fromkeys(name.kind for name in models.names):
         own = models.of_kind(kind)
         other = None if options["other"] is None else options["other"].of_kind(kind)
-        planned[kind] = len(own), tnsim.plan_pairwise(own, metric, **{**options, "other": other})
+        planned = tnsim.plan_pairwise(own, metric, **{**options, "other": other})
+        data[kind] = {"parts": len(own), "together": planned.as_dict()}
+        if not as_json:
+            say(f"{kind}: {len(own)} parts, together\n{planned}")
     if as_json:
-        print_json(
-            {
-                kind: {"parts": count, "together": plan.as_dict()}
-                for kind, (count, plan) in planned.items()
-            }
-        )
-        return
-    for kind, (count, plan) in planned.items():
-        say(f"{kind}: {count} parts, together")
-        say(str(plan))
+        print_json(data)
 
 
 def _say_cost(planned: Estimate, as_json: bool) -> None:
@@ -360,50 +390,6 @@ def _lowest(result: Pairwise) -> str:
     first, second = result["a"].values[row], result["b"].values[column]
     said = f"similarity {values.min():.4g}, of {first} and {second}"
     return f"{said} in {result['part'].values[part[0]]}" if part else said
-
-
-def _write_results(
-    result: Pairwise, out: Path, parquet: bool, plots: bool, page: Path | None
-) -> list[Path]:
-    """Write a result for other programs and for readers.
-
-    Args:
-        result: Result of a run.
-        out: Folder of the tables and pictures.
-        parquet: Whether a table of pairs is written.
-        plots: Whether pictures are written.
-        page: Path of the HTML page, None for none.
-
-    Returns:
-        The paths of the files.
-    """
-    from tnsim.all_pairs import result as result_module
-    from tnsim.analysis import report
-
-    written = [out / "similarity.csv", out / "result.npz"]
-    result_module.write_csv(result, written[0])
-    result_module.write_npz(result, written[1])
-    if parquet:
-        written.append(out / "pairs.parquet")
-        result_module.write_parquet(result, written[2])
-    if plots:
-        written += _pictures(result, out)
-    if page is not None:
-        written.append(report.write(result, page))
-    return written
-
-
-def _pictures(result: Pairwise, out: Path) -> list[Path]:
-    from tnsim.analysis.matrices import is_one_set
-
-    kinds = [*_OF_ANY]
-    if "part" in result.dims:
-        kinds = [*_OF_PARTS]
-    elif is_one_set(result):
-        kinds += _OF_ONE_SET
-    for kind in kinds:
-        save_picture(result.tnsim.plot(kind), out / f"{kind}.png")
-    return [out / f"{kind}.png" for kind in kinds]
 
 
 def _names_in(files: list[str]) -> list[str]:

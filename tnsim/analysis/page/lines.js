@@ -1,5 +1,7 @@
 // Trajectories as lines, checkpoints as points of a plane.
 
+const PINK = "#ff5fc4"; // what is pinned, as in page.css
+
 // Drawn to the width there is, so that text keeps its size.
 const widthOf = (svg) => Math.max(svg.clientWidth, 240);
 
@@ -20,20 +22,16 @@ const columnOf = (values, j) => Array.from({ length: rows }, (_, i) => values[i 
 // The lines of the picture: [text, a value for every row, colour, dashes].
 function trajectories(values, column, pinned) {
   const last = columns - 1;
-  const nameOf = (j) => shortened(run.columns[j]);
-  const lines = [[`to ${nameOf(last)}`, columnOf(values, last), PALETTE[0], ""]];
+  const to = (j, what, ...style) =>
+    [`to ${shortened(run.columns[j])}${what}`, columnOf(values, j), ...style];
+  const lines = [to(last, "", PALETTE[0], "")];
   if (run.oneSet && rows > 1) {
     const before = Array.from({ length: rows }, (_, i) => (i ? values[i * columns + i - 1] : NaN));
     lines.push(["to the one before", before, PALETTE[1], "5 3"]);
   }
-  if (column !== last) {
-    const text = `to ${nameOf(column)} (the pair's column)`;
-    lines.push([text, columnOf(values, column), PALETTE[2], "1.5 3"]);
-  }
-  if (pinned !== null && pinned.column !== last && pinned.column !== column) {
-    const text = `to ${nameOf(pinned.column)} (the pinned column)`;
-    lines.push([text, columnOf(values, pinned.column), "#ff5fc4", "1.5 3"]);
-  }
+  if (column !== last) lines.push(to(column, " (the pair's column)", PALETTE[2], "1.5 3"));
+  if (pinned !== null && ![last, column].includes(pinned.column))
+    lines.push(to(pinned.column, " (the pinned column)", PINK, "1.5 3"));
   return lines;
 }
 
@@ -149,7 +147,7 @@ function drawPlane({ row, column, pinned }, phaseOf, W) {
   placed.forEach(([cx, cy], n) => {
     const r = radius(n);
     let stroke = "none";
-    if (held.has(n)) stroke = "#ff5fc4";
+    if (held.has(n)) stroke = PINK;
     if (chosen.has(n)) stroke = "var(--ink)";
     const style = { r, fill: paletteAt(phaseOf(n)), stroke, "stroke-width": 2 };
     const dot = element("circle", null, { cx, cy, ...style });

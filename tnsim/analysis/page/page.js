@@ -63,7 +63,7 @@ function drawAgain() {
 
 function draw() {
   const packed = current();
-  const range = isSliced() ? rangeOfSlices() : rangeOf([packed]);
+  const range = isSliced() ? rangeOfSlices : rangeOf(packed.scale);
   const points = run.oneSet ? changePoints() : [];
   drawing = { picture: painted(valuesOf(packed), range), range, points };
   const name = nameOf(packed);
@@ -183,12 +183,10 @@ byId("phases").addEventListener("input", (event) => {
 byId("output").addEventListener("change", (event) => chooseOutput(event.target.selectedIndex));
 byId("previous").addEventListener("click", () => chooseOutput(state.output - 1));
 byId("next").addEventListener("click", () => chooseOutput(state.output + 1));
-byId("row").addEventListener("change", (event) => {
-  choose({ row: event.target.selectedIndex, column: state.column });
-});
-byId("column").addEventListener("change", (event) => {
-  choose({ row: state.row, column: event.target.selectedIndex });
-});
+for (const side of ["row", "column"])
+  byId(side).addEventListener("change", (event) => {
+    choose({ row: state.row, column: state.column, [side]: event.target.selectedIndex });
+  });
 byId("pin").addEventListener("click", togglePin);
 byId("csv").addEventListener("click", () => {
   const blob = new Blob([csvOf(valuesOf(current()))], { type: "text/csv" });
@@ -224,11 +222,10 @@ function fillCaveats() {
 }
 
 function fillModels() {
-  for (const side of run.oneSet ? ["a"] : ["a", "b"]) {
-    const table = element("table");
+  for (const side of run.oneSet ? "a" : "ab") {
     const wrapper = element("div", null, { class: "scroll" });
-    fillTable(table, run.models[side], true);
-    wrapper.append(table);
+    wrapper.append(element("table"));
+    fillTable(wrapper.firstChild, run.models[side], true);
     byId("models").append(wrapper);
   }
 }

@@ -33,10 +33,9 @@ function buildParts(choose) {
   byId("partTables").replaceChildren(...tables);
 }
 
-let rangeOfParts = null;
+const rangeOfParts = run.partScale && rangeOf(run.partScale);
 
 function drawParts({ row, column }, shownMatrix) {
-  rangeOfParts ??= rangeOf(run.matrices);
   for (const { button, matrix } of partCells) {
     const packed = run.matrices[matrix];
     const value = valuesOf(packed)[row * columns + column];

@@ -2,20 +2,14 @@
 
 const TILES = 20;
 
-let sliceRange = null;
-
-// One range of colours for all slices, so that they can be compared.
-function rangeOfSlices() {
-  sliceRange ??= rangeOf(run.slices);
-  return sliceRange;
-}
+const rangeOfSlices = run.sliceScale && rangeOf(run.sliceScale);
 
 function makeTile(packed, n, choose) {
   const name = `output ${packed.name}`;
   const button = element("button", null, { type: "button", class: "tile", "aria-label": name });
   button.title = name;
   button.dataset.output = n;
-  button.append(painted(valuesOf(packed), rangeOfSlices()), element("span", packed.name));
+  button.append(painted(valuesOf(packed), rangeOfSlices), element("span", packed.name));
   button.addEventListener("click", () => choose(n));
   return button;
 }

@@ -5,10 +5,7 @@ const byId = (id) => document.getElementById(id);
 const run = JSON.parse(byId("run").textContent);
 const rows = run.rows.length;
 const columns = run.columns.length;
-const PALETTE = [
-  "#1f77b4", "#e67e22", "#2ca02c", "#9467bd", "#d62728",
-  "#17becf", "#8c564b", "#7f7f7f", "#bcbd22", "#e377c2",
-];
+const PALETTE = run.palette;
 const RISING = [
   "#440154", "#482878", "#3e4989", "#31688e", "#26828e",
   "#1f9e89", "#35b779", "#6ece58", "#b5de2b", "#fde725",
@@ -59,52 +56,23 @@ function valuesOf(packed) {
 
 // --- colours -------------------------------------------------------------------------------------
 
-// The least and the largest finite entry of some packed matrices.
-function extent(matrices) {
-  let low = Infinity;
-  let high = -Infinity;
-  for (const { values, decimals } of matrices) {
-    const scale = 10 ** decimals;
-    for (const x of values) {
-      if (x === null) continue;
-      if (x / scale < low) low = x / scale;
-      if (x / scale > high) high = x / scale;
-    }
+// What the page was told of a scale, as a range: where a value stands between 0 and 1, and back.
+// Similarities that crowd near 1 have colours by their angle or by the logarithm of 1 - s.
+function rangeOf({ name, low, high, least, diverging }) {
+  const stops = diverging ? DIVERGING : RISING;
+  if (name === "linear") {
+    const end = high > low ? high : low + 1;
+    return { low, high: end, stops, at: (x) => (x - low) / (end - low) };
   }
-  return [low, high];
-}
-
-// Similarities that crowd near 1 have colours by their angle or by the logarithm of 1 - s, as the
-// page was told with every matrix. A range says where a value stands between 0 and 1, and back.
-function rangeNear(scales) {
-  const low = Math.min(...scales.map((scale) => scale.low));
-  const least = Math.min(...scales.map((scale) => scale.least));
-  if (scales.some(({ name }) => name === "log")) {
-    const depth = (x) => Math.log10(Math.max(1 - x, least));
-    const [first, last] = [depth(low), Math.log10(least)];
-    const at = (x) => (first > last ? (first - depth(x)) / (first - last) : 1);
-    const back = (u) => 1 - 10 ** (first + u * (last - first));
-    return { low, high: 1, stops: RISING, at, back, said: "log(1 − s)" };
-  }
-  const widest = Math.acos(low);
-  const at = (x) => 1 - Math.acos(Math.min(x, 1)) / widest;
-  const back = (u) => Math.cos(widest * (1 - u));
-  return { low, high: 1, stops: RISING, at, back, said: "angle" };
-}
-
-// Similarities have a diverging scale over [-1, 1] where some are clearly negative, else they rise
-// from 0 or the least one to 1; other quantities have their own range.
-function rangeOf(matrices) {
-  // A matrix of equal models alone has no scale, and fits every one.
-  const isOne = (packed) => packed.scale === null && extent([packed]).every((x) => x === 1);
-  const scales = matrices.filter((packed) => !isOne(packed)).map(({ scale }) => scale);
-  if (scales.length && scales.every((scale) => scale !== null)) return rangeNear(scales);
-  const linear = (low, high, stops) => ({ low, high, stops, at: (x) => (x - low) / (high - low) });
-  const [low, high] = extent(matrices);
-  if (low > high) return linear(0, 1, RISING);
-  if (high > 1 + 1e-6 || low < -1 - 1e-6) return linear(low, high > low ? high : low + 1, RISING);
-  if (low < -0.1) return linear(-1, 1, DIVERGING);
-  return linear(Math.min(low, 0), 1, RISING);
+  const isLog = name === "log";
+  const by = (x) => (isLog ? -Math.log10(Math.max(1 - x, least)) : -Math.acos(Math.min(x, 1)));
+  const [first, last] = [by(low), by(1)];
+  const at = (x) => (last > first ? (by(x) - first) / (last - first) : 1);
+  const back = (u) => {
+    const y = first + u * (last - first);
+    return isLog ? 1 - 10 ** -y : Math.cos(y);
+  };
+  return { stops, at, back, said: isLog ? "log(1 − s)" : "angle" };
 }
 
 // The colour of a value.
