@@ -228,7 +228,7 @@ class _Writer:
             if key in params and name not in ("scan", "while", "cond"):
                 return self.called(params[key], given)
         if name == "scan":
-            return self._turns(params, given)
+            return self._turns(eqn, given)
         if self.are_constant(given):
             return [*map(self.constant, _results(eqn, [self.constants[one] for one in given]))]
         if name == "split":
@@ -473,9 +473,18 @@ class _Writer:
         """Whether a value does not depend on the input."""
         return all(before.name != "input" for before in one.before())
 
-    def _turns(self, params: Mapping[str, Any], given: list[Any]) -> list[Any]:
+    def _turns(self, eqn: Any, given: list[Any]) -> list[Any]:
         """A loop of a fixed number of turns, turn by turn."""
-        length, fixed, carried = params["length"], params["num_consts"], params["num_carry"]
+        params, body = eqn.params, eqn.params["jaxpr"]
+        length = params["length"]
+        # Constants come first, then the state, then arrays of which every turn reads a row. How
+        # many there are of each has other names in other versions of JAX; what a turn reads or
+        # gives row by row has an axis less in the body.
+        pairs = zip(eqn.invars, body.in_avals, strict=True)
+        row_by_row = sum(outside.aval.ndim > inside.ndim for outside, inside in pairs)
+        pairs = zip(eqn.outvars, body.out_avals, strict=True)
+        carried = sum(outside.aval.ndim == inside.ndim for outside, inside in pairs)
+        fixed = len(given) - row_by_row - carried
         if length > MOST_TURNS:
             raise UnsupportedLayer(
                 f"{self.place} has a loop of {length:,} turns (jax.lax.scan), and loops are "
@@ -488,7 +497,7 @@ class _Writer:
         for turn in order:
             rows = (self._sliced(x, 0, turn, turn + 1) for x in every)
             parts = [self._viewed(row, self.shapes[row][1:]) for row in rows]
-            found = self.called(params["jaxpr"], [*constants, *state, *parts])
+            found = self.called(body, [*constants, *state, *parts])
             state = found[:carried]
             results.append(found[carried:])
         if params["reverse"]:
