@@ -33,7 +33,7 @@ def refused(
 
 def not_read(
     path: str | Path, said: str, error: Errors = tnsim.CheckpointError, **options: Any
-) -> None:
+) -> BaseException:
     """Assert that a file is refused, in one line that begins with its name.
 
     Args:
@@ -41,7 +41,11 @@ def not_read(
         said: Regular expression that is found in the line.
         error: Class of the refusal, or several.
         options: Arguments of `tnsim.load`.
+
+    Returns:
+        The refusal, for what else it has to say.
     """
     with refused(said, error) as caught:
         tnsim.load(path, **options)
     assert str(caught.value).startswith(str(path))
+    return caught.value

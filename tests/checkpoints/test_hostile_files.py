@@ -398,12 +398,12 @@ def test_names_are_shown_without_what_they_could_do_to_a_terminal(tmp_path):
     path = tmp_path / "a.npz"
     names = [f"w\x1b[2J{n}" for n in range(3)] + ["n" * 50_000]
     np.savez(path, **dict.fromkeys(names, np.ones(1)))
-    message = str(refused(path, "no dialect is known"))
+    message = str(not_read(path, "no dialect is known"))
     assert "\\x1b[2J" in message and message.isprintable() and len(message) < 1200
     state = {f"layers.0.{name}": READOUT["W_l"] for name in names}
     path = tmp_path / "own.safetensors"
     path.write_bytes(serialise(state, {"tnsim": '{"format": 1, "layers": []}'}))
-    assert str(refused(path, "does not mention")).isprintable()
+    assert str(not_read(path, "does not mention")).isprintable()
 
 
 def test_labels_that_look_like_numbers(tmp_path):

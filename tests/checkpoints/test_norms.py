@@ -233,53 +233,34 @@ def test_an_rms_norm_among_several_dtypes_is_asked_for_its_epsilon():
         tnsim.from_module(net, norm_inputs=np.ones((2, 6)))
 
 
+PLACES = {
+    "first": lambda m, x: m.embed(m.norm(x)),
+    "behind a layer": lambda m, x: m.head((y := m.embed(x)) + m.norm(m.mix(y))),
+    "inside a residual": lambda m, x: m.head((y := m.embed(x)) + m.mix(m.norm(y))),
+    "around": lambda m, x: m.head((y := m.norm(m.embed(x))) + m.mix(y)),
+    "around a product": lambda m, x: m.head(
+        (y := m.norm(m.embed(x))) + m.mix(m.left(y) * m.right(y))
+    ),
+    "of a side": lambda m, x: m.head(m.mix(y := m.embed(x)) * m.mix(m.norm(y))),
+    "last": lambda m, x: m.norm(m.embed(x)),
+    "twice": lambda m, x: m.head(m.norm(m.norm(m.embed(x)))),
+}
+
+
 @pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("kind", ["LayerNorm", "RMSNorm"])
-@pytest.mark.parametrize(
-    "place",
-    [
-        "first",
-        "behind a layer",
-        "inside a residual",
-        "around",
-        "around a product",
-        "of a side",
-        "last",
-        "twice",
-    ],
-)
+@pytest.mark.parametrize("place", PLACES)
 def test_norms_without_weights_are_seen_and_named(kind, place):
     torch = pytest.importorskip("torch")
+    from module_cases import Module
+
     torch.manual_seed(0)
     nn = torch.nn
     inputs = torch.randn(50, 4, dtype=torch.float64)
 
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embed, self.mix, self.head = (nn.Linear(4, 4) for _ in range(3))
-            self.left, self.right = (nn.Linear(4, 4) for _ in range(2))
-            self.norm = getattr(nn, kind)(4, elementwise_affine=False)
-
-        def forward(self, x):
-            x = self.embed(self.norm(x) if place == "first" else x)
-            if place == "inside a residual":
-                return self.head(x + self.mix(self.norm(x)))
-            if place == "around":
-                y = self.norm(x)
-                return self.head(y + self.mix(y))
-            if place == "around a product":
-                y = self.norm(x)
-                return self.head(y + self.mix(self.left(y) * self.right(y)))
-            if place == "of a side":
-                return self.head(self.mix(x) * self.mix(self.norm(x)))
-            if place == "behind a layer":
-                return self.head(x + self.norm(self.mix(x)))
-            if place == "twice":
-                return self.head(self.norm(self.norm(x)))
-            return self.norm(x) if place == "last" else x
-
-    net = Net()
+    parts = {name: nn.Linear(4, 4) for name in ("embed", "mix", "head", "left", "right")}
+    norm = getattr(nn, kind)(4, elementwise_affine=False)
+    net = Module(PLACES[place], **parts, norm=norm)
     if place in ("behind a layer", "of a side"):
         with refused(rf"norm \({kind}\)", tnsim.UnsupportedLayer):
             tnsim.from_module(net, norm_inputs=inputs)

@@ -199,9 +199,9 @@ class TestTorch:
             ("b.pt", averaged, "n_averaged"),
         ):
             self.torch.save(saved, tmp_path / name)
-            with pytest.raises(tnsim.CheckpointError) as refused:
+            with pytest.raises(tnsim.CheckpointError) as caught:
                 tnsim.load(tmp_path / name, net)
-            assert f"is left out by leave_out=['{pattern}'] (--leave-out " in str(refused.value)
+            assert f"is left out by leave_out=['{pattern}'] (--leave-out " in str(caught.value)
             model = tnsim.load(tmp_path / name, net, leave_out=[pattern])
             assert len(model.layers) == 3 and "left out" in model.origin.caveats[0]
             with refused(r"0\.bias, which the module Sequential", tnsim.CheckpointError):

@@ -207,11 +207,11 @@ def test_budgets_count_the_way_back():
     """Both limits lie between the plan alone and the plan with its pullback."""
     plan = tnsim.plan(*stacks(8, 2), tnsim.GaussianClosure(), cosine=True).contraction
     found = pulled_back(plan, frozenset(plan.shapes))
-    refused = {
+    limits = {
         "with its gradients needs .* GiB here": {"memory_bytes": 1.1 * plan.interpreted_bytes},
         "with its gradients needs .* multipl": {"multiplications": 1.1 * plan.multiplications},
     }
-    for message, limit in refused.items():
+    for message, limit in limits.items():
         with refused(message, tnsim.TooLarge):
             check_pullbacks([found], Budget(**limit), "closure", "")
     check_pullbacks([found], Budget(20 * plan.interpreted_bytes, 5 * plan.multiplications), "", "")
