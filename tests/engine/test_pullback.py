@@ -17,6 +17,7 @@ from closeness import assert_close
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_programs import drawn, programs
+from refusals import refused
 
 import tnsim
 from tnsim import Session, using
