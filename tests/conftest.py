@@ -10,8 +10,6 @@ import tempfile
 
 import xla_flags
 
-gc.disable()  # until all tests are there: what is imported stays
-
 if sys.dont_write_bytecode:
     # Every worker and every process that a test starts would compile all files anew.
     sys.dont_write_bytecode = False
@@ -93,12 +91,21 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: "torch" not in vars(item.module))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """While all tests are imported, everything is there to stay."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_finish():
     """A million objects of libraries and of tests to come are no garbage: no collection looks at them."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)  # every collection calls back JAX and hypothesis
-    gc.enable()
 
 
 def pytest_generate_tests(metafunc):

@@ -10,16 +10,16 @@ from refusals import refused
 import tnsim
 
 torch = pytest.importorskip("torch", reason="first guesses are modules of PyTorch")
-from module_cases import Module  # noqa: E402
+from module_cases import Module, gated  # noqa: E402
 
 nn = torch.nn
 
 
 def net():
     """A bilinear layer with a readout, and things that are never called."""
-    parts = {"left": nn.Linear(3, 4), "right": nn.Linear(3, 4), "down": nn.Linear(4, 2)}
-    unused = {"loss": nn.CrossEntropyLoss(), "later": nn.ModuleList()}
-    return Module(lambda m, x: m.down(m.left(x) * m.right(x)), **parts, **unused)
+    made = gated(3, 4, 2)
+    made.loss, made.later = nn.CrossEntropyLoss(), nn.ModuleList()
+    return made
 
 
 def attending(m, x):

@@ -196,12 +196,12 @@ class TestTorch:
     def test_what_could_run_code(self, monkeypatch, tmp_path):
         monkeypatch.chdir(tmp_path)
         self.write(extra=files.Touch())
-        assert "weights_only" not in str(refused(self.path, "it holds Python objects, which are"))
+        assert "weights_only" not in str(not_read(self.path, "it holds Python objects, which are"))
         program = io.BytesIO()
         with pytest.warns(DeprecationWarning):
             self.torch.jit.save(self.torch.jit.script(self.torch.nn.Linear(2, 2)), program)
         self.path.write_bytes(program.getvalue())
-        assert "weights_only" not in str(refused(self.path, "is a TorchScript program"))
+        assert "weights_only" not in str(not_read(self.path, "is a TorchScript program"))
         assert not Path("owned").exists()
 
     def test_compressed_long_and_old(self):

@@ -10,7 +10,7 @@ from refusals import refused
 import tnsim
 
 torch = pytest.importorskip("torch", reason="reading modules needs the torch extra")
-from module_cases import Module  # noqa: E402
+from module_cases import Module, gated  # noqa: E402
 
 from tnsim.checkpoints import norms  # noqa: E402
 from tnsim.checkpoints.module_examples import forward_error  # noqa: E402
@@ -22,13 +22,6 @@ F = nn.functional
 @pytest.fixture(autouse=True)
 def seeded():
     torch.manual_seed(0)
-
-
-def gated(width, rank, out=None):
-    """D ((L x) * (R x))."""
-    left, right = nn.Linear(width, rank), nn.Linear(width, rank)
-    down = nn.Linear(rank, out or width)
-    return Module(lambda m, x: m.down(m.left(x) * m.right(x)), left=left, right=right, down=down)
 
 
 def in_residuals(m, x):

@@ -9,7 +9,7 @@ import copy
 import pytest
 from optional import skip_without
 from refusals import refused
-from transformer_cases import module
+from transformer_cases import library_sizes, module
 
 import tnsim
 from tnsim.circuits.module_blocks import PartsOfModule
@@ -20,18 +20,7 @@ from tnsim.circuits.transformer import Transformer
 torch = pytest.importorskip("torch")
 skip_without("transformers")
 
-SIZES = {
-    "vocab_size": 13,
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 10,
-    "max_position_embeddings": 16,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-    "hidden_act": "silu",
-}
+SIZES = library_sizes(16) | {"hidden_act": "silu"}
 OF_GPT2 = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16, "n_inner": 10}
 GROUPED = {**SIZES, "num_key_value_heads": 2}
 BASES = {

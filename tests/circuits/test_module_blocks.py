@@ -7,6 +7,7 @@ import pytest
 from closeness import assert_close
 from optional import skip_without
 from refusals import refused
+from transformer_cases import library_sizes
 
 import tnsim
 
@@ -16,17 +17,7 @@ skip_without("transformers")
 from tnsim.circuits.layouts import LAYOUTS  # noqa: E402
 from tnsim.circuits.transformer import Transformer  # noqa: E402
 
-SIZES = {
-    "vocab_size": 13,
-    "hidden_size": 8,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 10,
-    "max_position_embeddings": 16,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
+SIZES = library_sizes(8)
 OF_GPT2 = {"n_embd": 8, "n_layer": 2, "n_head": 2, "n_positions": 16, "n_inner": 10}
 CONFIGS = {
     "gpt2": ("GPT2Config", {"vocab_size": 13, "bos_token_id": 1, "eos_token_id": 2, **OF_GPT2}),

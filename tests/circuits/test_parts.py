@@ -548,19 +548,17 @@ def test_several_models_are_taken_apart_as_a_series_is(tmp_path, rng):
 @pytest.mark.slow
 def test_modules_of_bilinear_attention_are_read_as_models(rng):
     torch = pytest.importorskip("torch")
-    import torch.nn as nn
+    from module_cases import Module
 
-    class Scores(nn.Module):
-        def __init__(self):
-            super().__init__()
-            for name in ("q1", "k1", "q2", "k2", "v", "o"):
-                setattr(self, name, nn.Linear(4, 4, bias=False))
+    def forward(m, x):
+        first, second = (q(x) @ k(x).mT for q, k in ((m.q1, m.k1), (m.q2, m.k2)))
+        return x + m.o(torch.tril(first * second) @ m.v(x))
 
-        def forward(self, x):
-            first, second = (q(x) @ k(x).mT for q, k in ((self.q1, self.k1), (self.q2, self.k2)))
-            return x + self.o(torch.tril(first * second) @ self.v(x))
+    def scores():
+        names = "q1", "k1", "q2", "k2", "v", "o"
+        return Module(forward, **{name: torch.nn.Linear(4, 4, bias=False) for name in names})
 
-    nets = [Scores().double() for _ in range(2)]
+    nets = [scores().double() for _ in range(2)]
     parts = tnsim.parts(nets, ["ov"])
     (label,) = parts
     for net, part in zip(nets, parts[label], strict=True):

@@ -65,6 +65,7 @@ def test_at_inputs(kind):
         assert_close(by_output[n], alone, scale=1.0, rtol=1e-10)
 
 
+@pytest.mark.sampled(quick=2)
 @pytest.mark.parametrize("kind", ["linear", "bilinear", "two layers"])
 def test_of_polynomials(kind):
     rng = generator(2)
@@ -240,6 +241,7 @@ def test_a_constant_function_has_no_similarity(kind, metric):
         tnsim.check(constant, other, tnsim.Gaussian(mean=np.zeros(3)), centred=True)
 
 
+@pytest.mark.sampled(quick=2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_similarities_of_means_say_so(kind):
     """The share of the mean by NumPy, at weighted inputs, of models, functions and differences."""

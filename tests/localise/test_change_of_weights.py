@@ -291,26 +291,29 @@ def test_weights_of_two_classes_are_matched_by_name(rng):
         assert_close(two.total, one.total, rtol=1e-12)
 
 
-def test_functions_of_jax_are_compiled_once(pair):
+def test_functions_of_jax_are_compiled_once(rng):
     """Each of hundreds of ways back was traced anew, which took longer than all the rest."""
-    metric, calls = tnsim.Empirical(generator(4).normal(size=(1000, 3))), []
+    weights, moves, calls = rng.normal(size=(2, 3, 2)), 0.1 * rng.normal(size=(2, 3, 2)), []
 
     def run(weights, x):
         calls.append(x.shape)
-        return products(weights, jnp.asarray(x))
+        x = jnp.asarray(x)
+        return (x @ weights["left"]) * (x @ weights["right"])
 
     def by_values(weights, x):
         return run(weights, x) if float(abs(x).max()) > 0 else x  # no program can ask this
 
     found, counts = [], []
-    near = pair[0], moved(pair[0], generator(1), size=0.03)  # few ways back show it
     for function in (run, by_values):
-        ends = [jax.tree_util.Partial(function, state(net)) for net in near]
-        found.append(tnsim.change(*ends, metric))
+        ends = [
+            jax.tree_util.Partial(function, dict(zip(("left", "right"), arrays, strict=True)))
+            for arrays in (weights, weights + moves)
+        ]
+        found.append(tnsim.change(*ends, tnsim.Empirical(X), by="parameter"))
         counts.append(len(calls))
     assert found[0].components == found[1].components
     assert_close(found[0].share, found[1].share, scale=LARGEST, rtol=1e-12)
-    assert counts[0] < 20 < counts[1] - counts[0]
+    assert counts[0] < 20 < counts[1] - counts[0], counts
 
 
 def deep(activation):
@@ -609,7 +612,7 @@ def test_skips_and_scales_of_residuals_change_with_their_layer(rng, on_inputs):
 
     def layers(t):  # near each other, so that few nodes are enough
         read, gate, down, write = (weights + t * move for weights, move in drawn)
-        gated = tnsim.Gated(gate, None, down, "gelu")
+        gated = tnsim.Gated(gate, None, down, "relu")
         wide = tnsim.Residual(gated, 1.0 - 2 * t, 0.7 + 2 * t)
         return [tnsim.Linear(read), wide, tnsim.Linear(write)]
 
