@@ -98,7 +98,6 @@ SETTINGS = {
 }
 
 
-@pytest.mark.sampled(quick=4)
 @pytest.mark.parametrize("case", SETTINGS)
 def test_adapters_of_a_plain_module(case, tmp_path, rng):
     """A module, its file and its parts by name are the network that PEFT runs."""
