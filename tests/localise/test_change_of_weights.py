@@ -612,7 +612,7 @@ def test_skips_and_scales_of_residuals_change_with_their_layer(rng, on_inputs):
 
     def layers(t):  # near each other, so that few nodes are enough
         read, gate, down, write = (weights + t * move for weights, move in drawn)
-        gated = tnsim.Gated(gate, None, down, "relu")
+        gated = tnsim.Gated(gate, None, down, "gelu")
         wide = tnsim.Residual(gated, 1.0 - 2 * t, 0.7 + 2 * t)
         return [tnsim.Linear(read), wide, tnsim.Linear(write)]
 
