@@ -83,15 +83,29 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Crossings are shared out among the suites before any case is left out by its marks."""
+    """Crossings are shared out among the suites before any case is left out by its marks.
+
+    Files about PyTorch come first, so that a single worker of two imports its compiler.
+    """
     covering.share_out(items)
+    items.sort(key=lambda item: "torch" not in vars(item.module))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """While all tests are imported, everything is there to stay."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish():
     """A million objects of libraries and of tests to come are no garbage: no collection looks at them."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 10, 10)  # every collection calls back JAX and hypothesis
+    gc.set_threshold(50_000, 20, 20)  # every collection calls back JAX and hypothesis
 
 
 def pytest_generate_tests(metafunc):

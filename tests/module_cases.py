@@ -48,6 +48,13 @@ class Module(nn.Module):
         return self._forward(self, x)
 
 
+def gated(width: int, rank: int, out: int | None = None) -> Module:
+    """`D ((L x) * (R x))`, each map with a bias."""
+    left, right = nn.Linear(width, rank), nn.Linear(width, rank)
+    down = nn.Linear(rank, out or width)
+    return Module(lambda m, x: m.down(m.left(x) * m.right(x)), left=left, right=right, down=down)
+
+
 @dataclass(frozen=True)
 class Case:
     """A module that is read rightly, or refused by a name.

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,3 +29,23 @@ def refused(
         yield caught
     line = str(caught.value)
     assert line.isprintable(), f"a refusal is one line: {line!r}"
+
+
+def not_read(
+    path: str | Path, said: str, error: Errors = tnsim.CheckpointError, **options: Any
+) -> BaseException:
+    """Assert that a file is refused, in one line that begins with its name.
+
+    Args:
+        path: The file.
+        said: Regular expression that is found in the line.
+        error: Class of the refusal, or several.
+        options: Arguments of `tnsim.load`.
+
+    Returns:
+        The refusal, for what else it has to say.
+    """
+    with refused(said, error) as caught:
+        tnsim.load(path, **options)
+    assert str(caught.value).startswith(str(path))
+    return caught.value

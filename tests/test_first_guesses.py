@@ -10,43 +10,27 @@ from refusals import refused
 import tnsim
 
 torch = pytest.importorskip("torch", reason="first guesses are modules of PyTorch")
+from module_cases import Module, gated  # noqa: E402
+
 nn = torch.nn
 
 
-class Net(nn.Module):
+def net():
     """A bilinear layer with a readout, and things that are never called."""
-
-    def __init__(self):
-        super().__init__()
-        self.left, self.right, self.down = nn.Linear(3, 4), nn.Linear(3, 4), nn.Linear(4, 2)
-        self.loss, self.later = nn.CrossEntropyLoss(), nn.ModuleList()
-
-    def forward(self, x):
-        return self.down(self.left(x) * self.right(x))
+    made = gated(3, 4, 2)
+    made.loss, made.later = nn.CrossEntropyLoss(), nn.ModuleList()
+    return made
 
 
-class Attention(nn.Module):
+def attending(m, x):
     """Bilinear attention of a head, for sequences of any length."""
-
-    def __init__(self):
-        super().__init__()
-        for name in ("q1", "k1", "q2", "k2", "v", "o"):
-            setattr(self, name, nn.Linear(3, 3, bias=False))
-
-    def forward(self, x):
-        scores = (self.q1(x) @ self.k1(x).mT) * (self.q2(x) @ self.k2(x).mT)
-        return self.o(torch.tril(scores) @ self.v(x))
+    scores = (m.q1(x) @ m.k1(x).mT) * (m.q2(x) @ m.k2(x).mT)
+    return m.o(torch.tril(scores) @ m.v(x))
 
 
-class Wrapped(nn.Module):
+def wrapped(net, form):
     """Outputs as models of Hugging Face give them."""
-
-    def __init__(self, net, form):
-        super().__init__()
-        self.net, self.form = net, form
-
-    def forward(self, x):
-        return self.form(self.net(x))
+    return Module(lambda m, x: form(m.net(x)), net=net)
 
 
 class Output(dict):
@@ -61,7 +45,7 @@ class Output(dict):
 @pytest.fixture
 def nets():
     torch.manual_seed(0)
-    return [Net().double().eval() for _ in range(3)]
+    return [net().double().eval() for _ in range(3)]
 
 
 @pytest.fixture
@@ -140,7 +124,11 @@ def test_baselines_take_what_pairwise_takes(nets, models, run):
 def test_lengths_of_sequences(rng, tmp_path):
     """Given as `n_ctx`, or told by the inputs, in whatever models and inputs come."""
     torch.manual_seed(0)
-    pair = [Attention().double() for _ in range(2)]
+    names = "q1", "k1", "q2", "k2", "v", "o"
+    pair = [
+        Module(attending, **{name: nn.Linear(3, 3, bias=False) for name in names}).double()
+        for _ in range(2)
+    ]
     models = [tnsim.from_module(net) for net in pair]
     for n, model in enumerate(models):
         tnsim.save(model, tmp_path / f"{n}.safetensors")
@@ -177,34 +165,33 @@ FORMS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_outputs_are_unwrapped(form, nets, models):
-    wrapped = [Wrapped(net, FORMS[form]) for net in nets]
-    assert_close(tnsim.similarity(*wrapped[:2]), tnsim.similarity(*models[:2]))
+    given = [wrapped(net, FORMS[form]) for net in nets]
+    assert_close(tnsim.similarity(*given[:2]), tnsim.similarity(*models[:2]))
     x = np.random.default_rng(0).normal(size=(60, 3))
     metric = tnsim.Empirical(x)
     wanted = tnsim.pairwise(models, metric).similarity.values
-    assert_close(tnsim.pairwise(wrapped, metric).similarity.values, wanted, scale=1.0)
-    found = tnsim.baselines.cka(wrapped, x)
+    assert_close(tnsim.pairwise(given, metric).similarity.values, wanted, scale=1.0)
+    found = tnsim.baselines.cka(given, x)
     assert_close(found, tnsim.baselines.cka(models, x), scale=1.0)
 
 
-class Softmax(nn.Module):
+def softmax():
     """A network without a model: softmax attention over tokens, with a tied embedding."""
 
-    def __init__(self):
-        super().__init__()
-        self.embed, self.head = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
-        self.head.weight = self.embed.weight
-
-    def forward(self, tokens):
-        x = self.embed(tokens)
+    def forward(m, tokens):
+        x = m.embed(tokens)
         x = x + torch.softmax(x @ x.mT, -1) @ x
-        return {"states": x, "logits": self.head(x)}
+        return {"states": x, "logits": m.head(x)}
+
+    net = Module(forward, embed=nn.Embedding(7, 4), head=nn.Linear(4, 7, bias=False))
+    net.head.weight = net.embed.weight
+    return net
 
 
 def test_files_of_networks_without_a_model_run_on_inputs(tmp_path):
     """State dicts of such a module are compared as the modules themselves."""
     torch.manual_seed(0)
-    nets = [Softmax().train() for _ in range(3)]
+    nets = [softmax().train() for _ in range(3)]
     for n, net in enumerate(nets):
         # A tensor of two names is stored under the first of them, as safetensors has it.
         state = {name: value for name, value in net.state_dict().items() if name != "head.weight"}
@@ -220,21 +207,19 @@ def test_files_of_networks_without_a_model_run_on_inputs(tmp_path):
     with refused("computes _softmax of scores", tnsim.UnsupportedLayer):
         tnsim.pairwise(tmp_path, dialect=nets[0])
     torch.save(nn.Linear(2, 2).state_dict(), tmp_path / "step_7.pt")
-    with refused(r"step_7.pt: is no state dict of Softmax", tnsim.CheckpointError):
+    with refused(r"step_7.pt: is no state dict of Module", tnsim.CheckpointError):
         tnsim.pairwise(tmp_path, metric, dialect=nets[0])
 
 
-class Headed(nn.Module):
+def headed(net, form):
     """Scores and the states that a norm and a head read, as models of Hugging Face with heads."""
 
-    def __init__(self, net, form):
-        super().__init__()
-        self.net, self.form = net, form
-        self.norm, self.head = nn.LayerNorm(2).double(), nn.Linear(2, 5).double()
+    def forward(m, x):
+        states = m.net(x)
+        return form(m.head(m.norm(states)), states)
 
-    def forward(self, x):
-        states = self.net(x)
-        return self.form(self.head(self.norm(states)), states)
+    norm, head = nn.LayerNorm(2).double(), nn.Linear(2, 5).double()
+    return Module(forward, net=net, norm=norm, head=head).eval()
 
 
 NAMED = {
@@ -248,58 +233,54 @@ NAMED = {
 @pytest.mark.parametrize("output", ["last_hidden_state", "states", 1])
 def test_an_output_is_named(output, nets, models, tmp_path):
     """`output=` chooses the states where `logits` would count; the head behind has no share."""
-    headed = [Headed(net, NAMED[output]).eval() for net in nets]
-    read = [tnsim.from_module(net, output=output) for net in headed]
+    given = [headed(net, NAMED[output]) for net in nets]
+    read = [tnsim.from_module(net, output=output) for net in given]
     assert_close(tnsim.pairwise(read).similarity, tnsim.pairwise(models).similarity)
     x = np.random.default_rng(0).normal(size=(60, 3))
     metric = tnsim.Empirical(x, output=output)
     wanted = tnsim.pairwise(models, tnsim.Empirical(x)).similarity.values
-    assert_close(tnsim.pairwise(headed, metric).similarity.values, wanted, scale=1.0)
-    assert_close(tnsim.similarity(headed[0], models[1], metric), wanted[0, 1], scale=1.0)
+    assert_close(tnsim.pairwise(given, metric).similarity.values, wanted, scale=1.0)
+    assert_close(tnsim.similarity(given[0], models[1], metric), wanted[0, 1], scale=1.0)
     store = tmp_path / "store"
-    found = tnsim.pairwise(headed, metric, other=models[:1], store=store)
+    found = tnsim.pairwise(given, metric, other=models[:1], store=store)
     assert_close(found.similarity.values[:, 0], wanted[:, 0], scale=1.0)
     with refused("to 2 outputs, but 0 maps None to 5"):  # the scores, of another width
-        tnsim.pairwise(headed, tnsim.Empirical(x), other=models[:1], store=store)
+        tnsim.pairwise(given, tnsim.Empirical(x), other=models[:1], store=store)
     for measure in (tnsim.baselines.cka, tnsim.baselines.agreement):
-        assert_close(measure(headed, x, output=output), measure(models, x), scale=1.0)
+        assert_close(measure(given, x, output=output), measure(models, x), scale=1.0)
 
 
-class Cubes(nn.Module):
+def cubes(seed):
     """A polynomial of order 3 that is read off its operations, so it has no dialect."""
-
-    def __init__(self, seed):
-        super().__init__()
-        rng = torch.Generator().manual_seed(seed)
-        self.cube = nn.Parameter(torch.randn((2, 3, 3, 3), generator=rng).double())
-
-    def forward(self, x):
-        return torch.einsum("oijk,bi,bj,bk->bo", self.cube, x, x, x)
+    cube = torch.randn((2, 3, 3, 3), generator=torch.Generator().manual_seed(seed)).double()
+    return Module(
+        lambda m, x: torch.einsum("oijk,bi,bj,bk->bo", m.cube, x, x, x), cube=nn.Parameter(cube)
+    )
 
 
 @pytest.mark.sampled(quick=0, slow=1)
 @pytest.mark.parametrize("output", ["last_hidden_state", "states", 1])
 def test_files_have_the_output_named(output, nets, models, tmp_path):
     """State dicts of a module with several outputs are read for the output that is named."""
-    cubes = [Cubes(seed) for seed in range(2)]
+    cubic = [cubes(seed) for seed in range(2)]
     for name, inner, wanted in (
         ("dialect", nets[:2], tnsim.similarity(*models[:2])),
-        ("operations", cubes, tnsim.similarity(*cubes)),
+        ("operations", cubic, tnsim.similarity(*cubic)),
     ):
-        headed = [Headed(net, NAMED[output]).eval() for net in inner]
+        given = [headed(net, NAMED[output]) for net in inner]
         (folder := tmp_path / name).mkdir()
-        for n, net in enumerate(headed):
+        for n, net in enumerate(given):
             torch.save(net.state_dict(), folder / f"step_{n}.pt")
-        series = tnsim.load(folder, headed[0], output=output)
+        series = tnsim.load(folder, given[0], output=output)
         assert_close(tnsim.similarity(*series), wanted)
         assert_close(tnsim.similarity(series[1:][0], series[0]), wanted)
-        one = tnsim.load(folder / "step_1.pt", headed[0], output=output)
-        other = tnsim.from_state_dict(headed[0].state_dict(), headed[1], output=output)
+        one = tnsim.load(folder / "step_1.pt", given[0], output=output)
+        other = tnsim.from_state_dict(given[0].state_dict(), given[1], output=output)
         assert_close(tnsim.similarity(one, other), wanted)
         x = np.random.default_rng(0).normal(size=(60, 3))
         metric = tnsim.Empirical(x, output=output)
-        found = tnsim.pairwise(folder, metric, dialect=headed[0]).similarity[0, 1].item()
-        assert_close(found, tnsim.similarity(*headed, metric), scale=1.0)
+        found = tnsim.pairwise(folder, metric, dialect=given[0]).similarity[0, 1].item()
+        assert_close(found, tnsim.similarity(*given, metric), scale=1.0)
 
 
 def test_only_modules_have_outputs_to_choose_from(tmp_path):
@@ -314,8 +295,8 @@ def test_an_output_of_a_module_that_reads_tokens(nets):
     """The norm and the head behind the states are left out."""
     del nets[0].loss, nets[0].later
     whole = nn.Sequential(nn.Embedding(5, 3).double(), nets[0])
-    headed = Headed(whole, NAMED["last_hidden_state"]).eval()
-    model = tnsim.from_module(headed, output="last_hidden_state")
+    given = headed(whole, NAMED["last_hidden_state"])
+    model = tnsim.from_module(given, output="last_hidden_state")
     assert_close(tnsim.similarity(model, whole), 1.0, rtol=1e-12)
     assert set(model.origin.ignored) == {
         f"{name}.{w}" for name in ("norm", "head") for w in ("weight", "bias")
@@ -323,17 +304,17 @@ def test_an_output_of_a_module_that_reads_tokens(nets):
 
 
 def test_an_output_that_is_missing_is_refused(nets):
-    headed = [Headed(net, NAMED["states"]).eval() for net in nets]
+    given = [headed(net, NAMED["states"]) for net in nets]
     x = np.ones((5, 3))
     for output, message in [
         ("state", "no output 'state'; the function gives loss, logits, states"),
         (1, "no output 1; the function gives loss, logits, states"),
     ]:
         with refused(message):
-            tnsim.from_module(headed[0], output=output)
+            tnsim.from_module(given[0], output=output)
         with refused(message):
-            tnsim.similarity(*headed[:2], tnsim.Empirical(x, output=output))
-    pairs = [Headed(net, NAMED[1]).eval() for net in nets]
+            tnsim.similarity(*given[:2], tnsim.Empirical(x, output=output))
+    pairs = [headed(net, NAMED[1]) for net in nets]
     with refused("a tuple of 2 without names; name its place"):
         tnsim.baselines.cka(pairs, x, output="states")
     with refused("a single Tensor without a name"):
@@ -377,19 +358,16 @@ def test_modules_are_checked(nets, models):
     assert_close(found.similarity, expected.similarity, scale=1.0, rtol=1e-12)
 
 
-class Summed(nn.Module):
-    """A sum over tokens, as networks of modular addition begin."""
-
-    def __init__(self):
-        super().__init__()
-        self.embed, self.out = nn.Embedding(7, 6), nn.Linear(6, 7)
-
-    def forward(self, tokens):
-        return self.out(torch.relu(self.embed(tokens).sum(1)))
-
-
 def test_sums_over_tokens_are_compared_on_tokens():
-    nets = [Summed() for _ in range(2)]
+    """As networks of modular addition begin."""
+    nets = [
+        Module(
+            lambda m, tokens: m.out(torch.relu(m.embed(tokens).sum(1))),
+            embed=nn.Embedding(7, 6),
+            out=nn.Linear(6, 7),
+        )
+        for _ in range(2)
+    ]
     with refused(r"Empirical\(inputs\).*tokens \(n, positions\)", tnsim.UnsupportedLayer):
         tnsim.similarity(*nets)
     tokens = torch.cartesian_prod(torch.arange(7), torch.arange(7))

@@ -12,19 +12,14 @@ from refusals import refused
 import tnsim
 
 torch = pytest.importorskip("torch", reason="monitors watch modules of PyTorch")
+from module_cases import gated  # noqa: E402
+
 nn = torch.nn
 
 
-class Net(nn.Module):
+def bilinear():
     """A bilinear layer with a readout."""
-
-    def __init__(self):
-        super().__init__()
-        self.left, self.right = nn.Linear(3, 4), nn.Linear(3, 4)
-        self.down = nn.Linear(4, 2)
-
-    def forward(self, x):
-        return self.down(self.left(x) * self.right(x))
+    return gated(3, 4, 2)
 
 
 def trained(net, steps, monitor):
@@ -44,7 +39,7 @@ def trained(net, steps, monitor):
 @pytest.mark.slow
 def test_numbers_are_similarities_of_the_states():
     torch.manual_seed(0)
-    net, goal = Net(), Net()
+    net, goal = bilinear(), bilinear()
     monitor = tnsim.torch.Monitor(every=3, reference=goal)
     states, numbers = trained(net, 10, monitor)
     assert [step for step in numbers if numbers[step]] == [0, 3, 6, 9]
@@ -107,7 +102,7 @@ def test_the_parts_that_move_are_told():
 @pytest.mark.parametrize("by", [pytest.param("layer", marks=pytest.mark.slow), "module"])
 def test_the_parts_of_models_that_move_are_told(by):
     torch.manual_seed(0)
-    net = Net()
+    net = bilinear()
     # Under a metric of weights the layers of the model move, and under inputs the modules do.
     monitor = tnsim.torch.Monitor(tnsim.Gaussian(samples=256), every=3, by=by)
     states, numbers = trained(net, 4, monitor)
@@ -185,7 +180,7 @@ def test_loggers_get_numbers_and_the_matrix(wandb):
     writer, run, rows = Writer(), Run(), []
     for log in (writer, run, lambda numbers, step: rows.append((numbers, step))):
         torch.manual_seed(0)
-        _, numbers = trained(Net(), 2, tnsim.torch.Monitor(every=1, log=log))
+        _, numbers = trained(bilinear(), 2, tnsim.torch.Monitor(every=1, log=log))
     assert rows == [({}, 0), (numbers[1], 1)]
     assert set(numbers[1]) == {"similarity/first", "similarity/previous"}
     assert writer.scalars == [(name, value, 1) for name, value in numbers[1].items()]
@@ -201,13 +196,13 @@ def test_loggers_get_numbers_and_the_matrix(wandb):
     with refused(r"^n_ctx must be a positive integer"):
         tnsim.torch.Monitor(n_ctx=0)
     with refused(r"step must be a whole number, found 0\.5"):
-        tnsim.torch.Monitor()(0.5, Net())
+        tnsim.torch.Monitor()(0.5, bilinear())
 
 
 def test_steps_are_numbers_whatever_holds_them():
     monitor = tnsim.torch.Monitor(every=1)
     for step in (0, np.int64(1), torch.tensor(2)):
-        monitor(step, Net())
+        monitor(step, bilinear())
     assert monitor.similarity.a.values.tolist() == [0, 1, 2]
 
 
@@ -225,7 +220,7 @@ def test_the_loops_of_others(monkeypatch, wandb):
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setitem(sys.modules, "lightning", ModuleType("lightning"))
     torch.manual_seed(0)
-    net, other = Net(), Net()
+    net, other = bilinear(), bilinear()
     writer, logged = Writer(), []
     logger = SimpleNamespace(
         experiment=writer, log_metrics=lambda numbers, step: logged.append((numbers, step))
@@ -272,7 +267,7 @@ def test_networks_without_an_exact_product_are_estimated():
 
 
 def test_a_run_that_diverged_is_called_so():
-    net, monitor = Net(), tnsim.torch.Monitor(every=1)
+    net, monitor = bilinear(), tnsim.torch.Monitor(every=1)
     monitor(0, net)
     net.down.weight.data.fill_(torch.nan)
     with refused(r"^'down\.weight' has numbers .* NaN .* diverged"):

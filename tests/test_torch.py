@@ -154,8 +154,8 @@ TOKENS = tnsim.Categorical([0.5, 0.2, 0.3])
 @pytest.mark.parametrize(
     "build, shapes, metric",
     [
-        (bilinear, [(3, 2), (3, 2), (2, 3), (3,)], tnsim.Gaussian([0.5, 0.0])),
         (residual, [(2, 2), (), (2, 3)], tnsim.TreeSymmetric()),
+        (bilinear, [(3, 2), (3, 2), (2, 3), (3,)], tnsim.Gaussian([0.5, 0.0])),
         (bilinear, [(3, 2), (3, 2), (2, 3), (3,)], tnsim.Empirical(POINTS, np.arange(5.0))),
         (residual, [(2, 2), (), (2, 3)], tnsim.Product(([-1.0, 2.0], [0.3, 0.7]))),
         (attention, ATTENTION, tnsim.Empirical([[0, 1], [2, 2], [1, 0]])),

@@ -25,6 +25,21 @@ LLAMA3_ROPE = dict(
 )  # fmt: skip
 
 
+def library_sizes(width):
+    """Settings of a small model of two layers, by the names of Hugging Face's library."""
+    return {
+        "vocab_size": 13,
+        "hidden_size": width,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 10,
+        "max_position_embeddings": 16,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    }
+
+
 def _small(kind: str, heads: int = HEADS, **settings: Any) -> dict[str, Any]:
     """A configuration of a kind that names its sizes as Llama does."""
     sizes = dict(vocab_size=VOCABULARY, hidden_size=WIDTH, intermediate_size=HIDDEN)

@@ -688,6 +688,7 @@ def elu_slopes(alpha, m, s, n, t, rho, gap):
     ]
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("alpha", [1.0, 1.6732632423543772])
 def test_slopes_of_elu_where_thresholds_meet(alpha):
     """They were off by up to 0.1: the parts of ELU jump, and their densities do not cancel apart."""

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from closeness import assert_close
 from oracles import bilinear, linear
+from refusals import not_read, refused
 from safetensors.numpy import save_file
 
 import tnsim
@@ -114,8 +115,8 @@ class TestTorch:
         found = read(tmp_path / "m.pt", "bilinear-classifier")
         assert "weights found under 'model_state_dict'" in found.assumptions
         self.torch.save({"step": 3}, tmp_path / "m.pt")
-        with pytest.raises(
-            tnsim.CheckpointError, match=r"m.pt: no dialect is known for these keys \(found step\)"
+        with refused(
+            r"m.pt: no dialect is known for these keys \(found step\)", tnsim.CheckpointError
         ):
             tnsim.load(tmp_path / "m.pt")
 
@@ -126,7 +127,7 @@ class TestTorch:
         state = {"model": net.state_dict(), "optimizer": optimiser, "step": 3}
         self.torch.save(state, tmp_path / "m.pt")
         match = r"keys \(found 0\.weight, 0\.bias\)\. With .* tnsim\.load\(path, net\)"
-        with pytest.raises(tnsim.CheckpointError, match=match):
+        with refused(match, tnsim.CheckpointError):
             tnsim.load(tmp_path / "m.pt")
 
     def test_layers_take_tensors(self, rng):
@@ -142,8 +143,8 @@ class TestTorch:
             pickle.dump({"a": Evil()}, file)
         self.torch.save({"a": Evil()}, tmp_path / "zip.pt")
         for name in ("evil.pt", "zip.pt"):
-            with pytest.raises(
-                tnsim.CheckpointError, match=rf"{name}: not plain weights: it holds Python objects"
+            with refused(
+                rf"{name}: not plain weights: it holds Python objects", tnsim.CheckpointError
             ):
                 tnsim.load(tmp_path / name)
         assert not (tmp_path / "owned").exists()
@@ -154,67 +155,61 @@ class TestTorch:
         )
         data = (tmp_path / "m.pt").read_bytes()
         (tmp_path / "m.pt").write_bytes(data[: len(data) // 2])
-        with pytest.raises(
-            tnsim.CheckpointError, match=r"m\.pt: not a readable PyTorch file, or truncated"
-        ):
+        with refused(r"m\.pt: not a readable PyTorch file, or truncated", tnsim.CheckpointError):
             tnsim.load(tmp_path / "m.pt")
 
 
 def test_torch_is_an_extra(monkeypatch, tmp_path):
     (tmp_path / "m.pt").write_bytes(b"x")
     monkeypatch.setitem(__import__("sys").modules, "torch", None)
-    with pytest.raises(
+    with refused(
+        r"needs torch, which is not installed: run  pip install 'tnsim\[torch\]'",
         tnsim.errors.MissingExtra,
-        match=r"needs torch, which is not installed: run  pip install 'tnsim\[torch\]'",
     ):
         tnsim.load(tmp_path / "m.pt")
 
 
-def refused(path, message, error=tnsim.CheckpointError, **options):
-    with pytest.raises(error, match=message) as caught:
-        tnsim.load(path, **options)
-    assert str(path) in str(caught.value)
-
-
 def test_wrong_files_are_refused_by_name(rng, tmp_path):
-    refused(tmp_path / "absent.npz", "no such file")
+    not_read(tmp_path / "absent.npz", "no such file")
     (tmp_path / "notes.txt").write_text("hello")
-    refused(
+    not_read(
         tmp_path / "notes.txt",
         r"unknown format '\.txt'; readable are \.safetensors, \.npz, \.pt, \.pth",
     )
     for name in ("m.safetensors", "m.npz"):
         (tmp_path / name).write_bytes(b"not a checkpoint at all")
-        refused(tmp_path / name, "not a readable")
+        not_read(tmp_path / name, "not a readable")
     tnsim.save(tnsim.Model([bilinear(rng, 3, 4, 2)]), tmp_path / "own.safetensors")
     data = (tmp_path / "own.safetensors").read_bytes()
     (tmp_path / "cut.safetensors").write_bytes(data[:-20])
-    refused(tmp_path / "cut.safetensors", "not a readable safetensors file, or truncated")
+    not_read(tmp_path / "cut.safetensors", "not a readable safetensors file, or truncated")
     np.savez(tmp_path / "good.npz", **classifier(rng))
     (tmp_path / "cut.npz").write_bytes((tmp_path / "good.npz").read_bytes()[:200])
-    refused(tmp_path / "cut.npz", "not a readable npz file")
+    not_read(tmp_path / "cut.npz", "not a readable npz file")
     np.savez(tmp_path / "objects.npz", x=np.array([object()]))
-    refused(tmp_path / "objects.npz", "holds Python objects, which are not read")
+    not_read(tmp_path / "objects.npz", "holds Python objects, which are not read")
 
 
 def test_missing_and_surplus_tensors(rng, tmp_path):
     state = classifier(rng)
     np.savez(tmp_path / "short.npz", **{k: v for k, v in state.items() if k != "body.right.weight"})
-    refused(
+    not_read(
         tmp_path / "short.npz",
         "tensor 'body.right.weight' is missing",
         dialect="bilinear-classifier",
     )
     np.savez(tmp_path / "long.npz", extra=np.ones(3), **state)
-    refused(
+    not_read(
         tmp_path / "long.npz",
         "dialect bilinear-classifier does not account for extra; extend it",
         dialect="bilinear-classifier",
     )
     np.savez(tmp_path / "norm.npz", **{"final_norm.weight": np.ones(3)}, **state)
-    refused(tmp_path / "norm.npz", r"final_norm\.weight is a normalisation", tnsim.UnsupportedLayer)
+    not_read(
+        tmp_path / "norm.npz", r"final_norm\.weight is a normalisation", tnsim.UnsupportedLayer
+    )
     np.savez(tmp_path / "attention.npz", **{"layers.0.q1.weight": np.ones((2, 2))})
-    refused(
+    not_read(
         tmp_path / "attention.npz",
         r"layers\.0\.q1\.weight belongs to an attention layer",
         tnsim.UnsupportedLayer,
@@ -228,11 +223,11 @@ def test_bad_weights_name_file_layer_and_tensor(rng, tmp_path):
     message = (
         r"nan\.npz: layer 1: Bilinear left has 1 NaN or infinite entries, the first at \[2, 1\]"
     )
-    refused(tmp_path / "nan.npz", message, tnsim.ModelError)
+    not_read(tmp_path / "nan.npz", message, tnsim.ModelError)
     state = classifier(rng)
     state["head.weight"] = np.ones((3, 5))
     np.savez(tmp_path / "chain.npz", **state)
-    refused(
+    not_read(
         tmp_path / "chain.npz", "layer 2 expects 5 inputs but layer 1 gives 4", tnsim.ModelError
     )
 
@@ -260,19 +255,17 @@ def test_damaged_architecture(rng, tmp_path):
     }
     for text, (error, message) in cases_.items():
         save_file({"w": np.ones((2, 2))}, path, {"tnsim": text})
-        refused(path, message, error)
+        not_read(path, message, error)
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "a\0b"])
 def test_names_that_no_file_can_have(name, rng, tmp_path):
     model = tnsim.Model([bilinear(rng, 3, 4, 2)])
-    with pytest.raises(
-        tnsim.CheckpointError, match=r"cannot be written: (File name|the name holds)"
-    ):
+    with refused(r"cannot be written: (File name|the name holds)", tnsim.CheckpointError):
         tnsim.save(model, tmp_path / f"{name}.safetensors")
-    with pytest.raises(tnsim.CheckpointError, match=r"no such file|File name too long"):
+    with refused(r"no such file|File name too long", tnsim.CheckpointError):
         tnsim.load(tmp_path / f"{name}.safetensors")
-    with pytest.raises(tnsim.ModelError, match="no such file of inputs"):
+    with refused("no such file of inputs"):
         tnsim.Empirical(tmp_path / f"{name}.npy")
     assert not list(tmp_path.iterdir())
 
@@ -282,14 +275,14 @@ def test_saving_leaves_nothing_behind_when_it_fails(rng, tmp_path, monkeypatch):
     monkeypatch.setattr(
         os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device"))
     )
-    with pytest.raises(
-        tnsim.CheckpointError, match=r"m\.safetensors: cannot be written: No space left on device"
+    with refused(
+        r"m\.safetensors: cannot be written: No space left on device", tnsim.CheckpointError
     ):
         tnsim.save(model, tmp_path / "m.safetensors")
     assert not list(tmp_path.iterdir())
-    with pytest.raises(tnsim.CheckpointError, match=r"models are saved as \.safetensors"):
+    with refused(r"models are saved as \.safetensors", tnsim.CheckpointError):
         tnsim.save(model, tmp_path / "m.npz")
-    with pytest.raises(tnsim.ModelError, match="only a Model can be saved"):
+    with refused("only a Model can be saved"):
         tnsim.save(model - model, tmp_path / "m.safetensors")
 
 
@@ -302,7 +295,7 @@ def test_series(rng, tmp_path):
         assert [m.d_in for m in series] == [2] * 4 and series[1:3].labels == ("3", "20")
     listed = tnsim.load([tmp_path / "step_20.safetensors", tmp_path / "step_3.safetensors"])
     assert listed.labels == ("20", "3")
-    with pytest.raises(tnsim.CheckpointError, match="no checkpoint matches"):
+    with refused("no checkpoint matches", tnsim.CheckpointError):
         tnsim.load(tmp_path / "*.npz")
 
 
@@ -382,9 +375,9 @@ def test_ambiguous_layouts_are_not_guessed(rng):
         "blocks.0.weight": rng.normal(size=(8, 4)),
         "head.weight": rng.normal(size=(2, 4)),
     }
-    with pytest.raises(
+    with refused(
+        "fit the dialects fused-blocks, fused-blocks-residual, which mean different functions: where",
         tnsim.CheckpointError,
-        match="fit the dialects fused-blocks, fused-blocks-residual, which mean different functions: where",
     ):
         tnsim.from_state_dict(state)
     plain, residual = (
@@ -425,15 +418,15 @@ def test_ambiguous_layouts_are_not_guessed(rng):
     ],
 )
 def test_wrong_dialects(text, error, message, tmp_path):
-    with pytest.raises(error, match=message):
+    with refused(message, error):
         tnsim.Dialect.from_json(text)
     (tmp_path / "d.json").write_text(text)
-    with pytest.raises(error, match=str(tmp_path / "d.json")):
+    with refused(str(tmp_path / "d.json"), error):
         tnsim.from_state_dict({}, tmp_path / "d.json")
 
 
 def test_unknown_dialect_name():
-    with pytest.raises(tnsim.CheckpointError, match="no dialect 'gpt2': neither a preset"):
+    with refused("no dialect 'gpt2': neither a preset", tnsim.CheckpointError):
         tnsim.from_state_dict({}, "gpt2")
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from commands import command
 from oracles import linear
+from refusals import refused
 from safetensors.numpy import save_file
 
 import tnsim
@@ -64,15 +65,15 @@ def test_a_folder_where_a_file_is_meant(tmp_path, rng):
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert "is a folder of 2 checkpoints where one file is meant; name one of them" in done.stderr
     (tmp_path / "empty").mkdir()
-    with pytest.raises(tnsim.CheckpointError, match=r"no checkpoint matches .*holds nothing"):
+    with refused(r"no checkpoint matches .*holds nothing", tnsim.CheckpointError):
         tnsim.load(tmp_path / "empty")
     (tmp_path / "empty" / "global_step5").mkdir()  # as DeepSpeed writes them, a level deeper
-    with pytest.raises(tnsim.CheckpointError, match="the folder holds global_step5"):
+    with refused("the folder holds global_step5", tnsim.CheckpointError):
         tnsim.load(tmp_path / "empty")
     path = tmp_path / "step_1.npz"
     with path.open("rb") as opened:
         for given in (opened, os.fsencode(path)):
-            with pytest.raises(tnsim.CheckpointError, match="expected a path or several, found"):
+            with refused("expected a path or several, found", tnsim.CheckpointError):
                 tnsim.load(given)
 
 
@@ -88,7 +89,7 @@ def test_parts_that_are_missing_or_elsewhere(tmp_path, rng):
         (None, "not a readable index"),
     ]:
         index.write_text(json.dumps({"weight_map": places}))
-        with pytest.raises(tnsim.CheckpointError, match=message):
+        with refused(message, tnsim.CheckpointError):
             tnsim.load(path)
 
 
@@ -143,7 +144,7 @@ def test_a_preset_that_fits_by_names_is_named_and_never_taken(tmp_path, rng):
         assert done.stderr.endswith("tnsim.load(path, net) (--model FILE.py:NAME)\n")
     assert not (tmp_path / "own.safetensors").exists()
     for read in (lambda: tnsim.load(files[0]), lambda: tnsim.from_state_dict(states[0])):
-        with pytest.raises(tnsim.CheckpointError, match='dialect="bilinear-classifier"'):
+        with refused('dialect="bilinear-classifier"', tnsim.CheckpointError):
             read()
     said = command("similarity", *files, "--dialect", "bilinear-classifier", "--json")
     assert json.loads(said.stdout)["exact"] is True and said.stderr == ""
@@ -153,7 +154,7 @@ def test_dialects_have_no_guesses(tmp_path):
     """Files of earlier versions may hold some, of dialects and of models."""
     rule = {"kind": "linear", "weight": "w"}
     text = json.dumps({"format": 1, "name": "mine", "layers": [rule], "guesses": []})
-    with pytest.raises(tnsim.CheckpointError, match="says what is so and has no guesses: mend"):
+    with refused("says what is so and has no guesses: mend", tnsim.CheckpointError):
         tnsim.Dialect.from_json(text)
     architecture = {"format": 1, "layers": [{"kind": "Linear"}], "guesses": ["layers: alone"]}
     metadata = {METADATA: json.dumps(architecture)}

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from closeness import assert_close
 from hypothesis import strategies as st
+from refusals import refused
 
 import tnsim
 
@@ -212,9 +213,7 @@ def test_files_of_tied_tensors(tmp_path):
     state = {name: tensor.clone() for name, tensor in other.state_dict().items()}
     state["head.weight"] *= 2
     torch.save(state, tmp_path / "untied.pt")
-    with pytest.raises(
-        tnsim.CheckpointError, match=r"embed\.weight and head\.weight are one tensor"
-    ):
+    with refused(r"embed\.weight and head\.weight are one tensor", tnsim.CheckpointError):
         load(tmp_path / "untied.pt", net)
 
 

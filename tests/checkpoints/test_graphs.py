@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from closeness import LARGEST, assert_close
+from refusals import refused
 
 import tnsim
 from tnsim.models.arrays import numbers
@@ -124,7 +125,7 @@ def test_sequences(function, kind, length):
     ],
 )
 def test_sequences_that_are_no_layers(function, words):
-    with torch.no_grad(), pytest.raises(tnsim.UnsupportedLayer, match=words):
+    with torch.no_grad(), refused(words, tnsim.UnsupportedLayer):
         read(Net(function).double(), torch.zeros(1, 9, WIDTH, dtype=torch.float64), True)
 
 
@@ -143,7 +144,7 @@ def test_sequences_that_are_no_layers(function, words):
     ],
 )
 def test_what_is_no_layer_is_refused_by_name(function, words):
-    with torch.no_grad(), pytest.raises(tnsim.UnsupportedLayer, match=words):
+    with torch.no_grad(), refused(words, tnsim.UnsupportedLayer):
         read(Net(function).double(), torch.zeros(1, WIDTH, dtype=torch.float64))
 
 
@@ -159,7 +160,7 @@ def test_what_is_no_layer_is_refused_by_name(function, words):
 )
 def test_batches_are_no_part_of_a_function(function):
     net, example = Net(function).double(), torch.zeros(1, WIDTH, dtype=torch.float64)
-    with torch.no_grad(), pytest.raises(tnsim.UnsupportedLayer, match="the batch around it"):
+    with torch.no_grad(), refused("the batch around it", tnsim.UnsupportedLayer):
         graphs.check_batches(net, graphs.graph_of(net, example), example)
 
 

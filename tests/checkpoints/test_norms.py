@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from closeness import LARGEST, assert_close
 from commands import command
+from refusals import refused
 
 import tnsim
 from tnsim.checkpoints.norms import Norm, Normed, fold
@@ -57,11 +58,9 @@ def test_an_ignored_norm_is_refused(file, tmp_path):
         "dialect mine ignores norm.weight, which is a normalisation, by its name; without it the "
         r"model is another function\. Name it in the rule .*norm_weight.* norm_inputs=inputs, .*leave_out"
     )
-    with pytest.raises(tnsim.UnsupportedLayer, match=message):
+    with refused(message, tnsim.UnsupportedLayer):
         tnsim.load(file, dialect(tmp_path, ignore=["norm.*"]))
-    with pytest.raises(
-        tnsim.UnsupportedLayer, match=r"norm\.weight is a normalisation: .*leave_out"
-    ):
+    with refused(r"norm\.weight is a normalisation: .*leave_out", tnsim.UnsupportedLayer):
         tnsim.load(file, dialect(tmp_path))
 
 
@@ -79,7 +78,7 @@ def test_norms_and_biases_are_known_by_name_or_role(name, shape, role, state, tm
     chosen = tnsim.Dialect.from_json(
         dialect(tmp_path, ignore=[name], leave_out=["norm.*"]).read_text()
     )
-    with pytest.raises(tnsim.UnsupportedLayer, match=f"ignores {name}, which {role}"):
+    with refused(f"ignores {name}, which {role}", tnsim.UnsupportedLayer):
         tnsim.from_state_dict({**state, name: np.ones(shape)}, chosen)
 
 
@@ -132,15 +131,13 @@ def test_a_model_that_was_read_whole_says_nothing(state):
 
 
 def test_a_norm_needs_inputs(file, tmp_path):
-    with pytest.raises(
-        tnsim.UnsupportedLayer, match=r"norm stands before layer 1: .*norm_inputs=inputs"
-    ):
+    with refused(r"norm stands before layer 1: .*norm_inputs=inputs", tnsim.UnsupportedLayer):
         tnsim.load(file, dialect(tmp_path, normed_rules()))
 
 
 @pytest.mark.parametrize("inputs", [np.zeros((5, 7)), np.zeros(3), np.zeros((0, 3))])
 def test_inputs_that_do_not_fit(inputs, file, tmp_path):
-    with pytest.raises(tnsim.ModelError, match=r"norms are measured on inputs \(samples, 3\)"):
+    with refused(r"norms are measured on inputs \(samples, 3\)"):
         tnsim.load(file, dialect(tmp_path, normed_rules()), norm_inputs=inputs)
 
 
@@ -180,15 +177,15 @@ def test_tokens_stand_for_one_hot_vectors(rng):
     tokens = rng.integers(9, size=(20, 6))
     found, dense = fold(layers, tokens, 6), fold(layers, np.eye(9)[tokens], 6)
     assert found.energies == dense.energies and found.error == dense.error
-    with pytest.raises(tnsim.ModelError, match=r"token numbers .* below 9, found int"):
+    with refused(r"token numbers .* below 9, found int"):
         fold(layers, tokens + 9, 6)
     # As many positions as tokens: a matrix of numbers would do as vectors too.
     square = rng.integers(9, size=(20, 9))
-    with pytest.raises(tnsim.ModelError, match="say n_ctx=9 for tokens"):
+    with refused("say n_ctx=9 for tokens"):
         fold(layers, square)
     assert fold(layers, square, 9).energies == fold(layers, np.eye(9)[square]).energies
     assert fold(layers, square.astype(float)).energies != fold(layers, square, 9).energies
-    with pytest.raises(tnsim.ModelError, match=r"token numbers .* below 9, found int"):
+    with refused(r"token numbers .* below 9, found int"):
         fold(layers, square + 9, 9)
 
 
@@ -232,62 +229,43 @@ def test_the_epsilon_of_an_rms_norm_is_that_of_the_dtype_of_its_input(dtype, aff
 def test_an_rms_norm_among_several_dtypes_is_asked_for_its_epsilon():
     torch = pytest.importorskip("torch")
     net = torch.nn.Sequential(torch.nn.RMSNorm(6), torch.nn.Linear(6, 3).double())
-    with pytest.raises(tnsim.UnsupportedLayer, match=r"0 has eps=None, .* torch.float32, torch.f"):
+    with refused(r"0 has eps=None, .* torch.float32, torch.f", tnsim.UnsupportedLayer):
         tnsim.from_module(net, norm_inputs=np.ones((2, 6)))
+
+
+PLACES = {
+    "first": lambda m, x: m.embed(m.norm(x)),
+    "behind a layer": lambda m, x: m.head((y := m.embed(x)) + m.norm(m.mix(y))),
+    "inside a residual": lambda m, x: m.head((y := m.embed(x)) + m.mix(m.norm(y))),
+    "around": lambda m, x: m.head((y := m.norm(m.embed(x))) + m.mix(y)),
+    "around a product": lambda m, x: m.head(
+        (y := m.norm(m.embed(x))) + m.mix(m.left(y) * m.right(y))
+    ),
+    "of a side": lambda m, x: m.head(m.mix(y := m.embed(x)) * m.mix(m.norm(y))),
+    "last": lambda m, x: m.norm(m.embed(x)),
+    "twice": lambda m, x: m.head(m.norm(m.norm(m.embed(x)))),
+}
 
 
 @pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("kind", ["LayerNorm", "RMSNorm"])
-@pytest.mark.parametrize(
-    "place",
-    [
-        "first",
-        "behind a layer",
-        "inside a residual",
-        "around",
-        "around a product",
-        "of a side",
-        "last",
-        "twice",
-    ],
-)
+@pytest.mark.parametrize("place", PLACES)
 def test_norms_without_weights_are_seen_and_named(kind, place):
     torch = pytest.importorskip("torch")
+    from module_cases import Module
+
     torch.manual_seed(0)
     nn = torch.nn
     inputs = torch.randn(50, 4, dtype=torch.float64)
 
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embed, self.mix, self.head = (nn.Linear(4, 4) for _ in range(3))
-            self.left, self.right = (nn.Linear(4, 4) for _ in range(2))
-            self.norm = getattr(nn, kind)(4, elementwise_affine=False)
-
-        def forward(self, x):
-            x = self.embed(self.norm(x) if place == "first" else x)
-            if place == "inside a residual":
-                return self.head(x + self.mix(self.norm(x)))
-            if place == "around":
-                y = self.norm(x)
-                return self.head(y + self.mix(y))
-            if place == "around a product":
-                y = self.norm(x)
-                return self.head(y + self.mix(self.left(y) * self.right(y)))
-            if place == "of a side":
-                return self.head(self.mix(x) * self.mix(self.norm(x)))
-            if place == "behind a layer":
-                return self.head(x + self.norm(self.mix(x)))
-            if place == "twice":
-                return self.head(self.norm(self.norm(x)))
-            return self.norm(x) if place == "last" else x
-
-    net = Net()
+    parts = {name: nn.Linear(4, 4) for name in ("embed", "mix", "head", "left", "right")}
+    norm = getattr(nn, kind)(4, elementwise_affine=False)
+    net = Module(PLACES[place], **parts, norm=norm)
     if place in ("behind a layer", "of a side"):
-        with pytest.raises(tnsim.UnsupportedLayer, match=rf"norm \({kind}\)"):
+        with refused(rf"norm \({kind}\)", tnsim.UnsupportedLayer):
             tnsim.from_module(net, norm_inputs=inputs)
         return
-    with pytest.raises(tnsim.UnsupportedLayer, match="a norm stands before layer"):
+    with refused("a norm stands before layer", tnsim.UnsupportedLayer):
         tnsim.from_module(net)
     model = tnsim.from_module(net, norm_inputs=inputs)
     theirs = net.double()(inputs).detach().numpy()
@@ -311,10 +289,10 @@ def test_one_pattern_to_leave_out_is_one_pattern(state, tmp_path):
     ]  # fmt: skip
     for call in calls:
         assert call("sound").origin.caveats[0] == "left out: head.bias"
-        with pytest.raises(tnsim.CheckpointError, match="does not account for more;"):
+        with refused("does not account for more;", tnsim.CheckpointError):
             call("surplus")
     for wrong in (3, [3], None):
-        with pytest.raises(tnsim.CheckpointError, match="leave_out lists patterns of names"):
+        with refused("leave_out lists patterns of names", tnsim.CheckpointError):
             tnsim.load(tmp_path / "sound" / "step_1.npz", chosen, leave_out=wrong)
 
 
@@ -322,5 +300,5 @@ def test_inputs_for_norms_that_are_not_there_are_refused(tmp_path, rng):
     own = tmp_path / "own.safetensors"
     tnsim.save(tnsim.Model([tnsim.Linear(rng.normal(size=(2, 3)))]), own)
     for read in (tnsim.load, lambda path, **options: tnsim.load([path], **options)[0]):
-        with pytest.raises(tnsim.ModelError, match=r"norm_inputs= .* has none"):
+        with refused(r"norm_inputs= .* has none"):
             read(own, norm_inputs=np.ones((2, 3)))

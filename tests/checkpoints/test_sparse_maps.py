@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 from closeness import LARGEST, assert_close
+from refusals import refused
 
 import tnsim
 from tnsim.checkpoints import sparse_maps
@@ -11,6 +12,7 @@ from tnsim.checkpoints.sparse_maps import LinearMap, pattern_of
 from tnsim.models.matrices import SparseMatrix, is_sparse, written_out
 
 torch = pytest.importorskip("torch")
+from module_cases import Module  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
@@ -67,21 +69,18 @@ def test_rows_that_read_much_stay_dense(rng):
     assert pattern_of(linear_map(np.eye(60), ((6, 10),))) is None  # small
 
 
-class Images(nn.Module):
+def built(forward, parts, seed=0):
     """A forward pass over named parts, of inputs in float64."""
-
-    def __init__(self, forward, **parts):
-        super().__init__()
-        self._forward = forward
-        for name, part in parts.items():
-            setattr(self, name, part() if callable(part) else part)
-
-    def forward(self, x):
-        return self._forward(self, x)
+    torch.manual_seed(seed)
+    return Module(forward, **{name: make() for name, make in parts.items()}).double().eval()
 
 
-def conv(*arguments, **settings):
-    return lambda: nn.Conv2d(*arguments, **settings)
+def conv(names, *arguments, **settings):
+    return {name: lambda: nn.Conv2d(*arguments, **settings) for name in names}
+
+
+def readout(d_in):
+    return {"out": lambda: nn.Linear(d_in, 3)}
 
 
 def norm(channels):
@@ -155,134 +154,76 @@ def from_vectors(m, x):
 NETWORKS = {  # parts, shape of an image, and entries in a row of each sparse matrix
     "padding": (
         once,
-        {
-            "a": conv(3, 4, 3, padding=1),
-            "b": conv(3, 4, 3, padding=1, bias=False),
-            "out": lambda: nn.Linear(576, 3),
-        },
+        conv("a", 3, 4, 3, padding=1) | conv("b", 3, 4, 3, padding=1, bias=False) | readout(576),
         (3, 12, 12),
         [27, 27],
     ),
     "stride": (
         twice,
-        {
-            "a": conv(3, 4, 3, padding=1, stride=2),
-            "b": conv(3, 4, 3, padding=1, stride=2),
-            "c": conv(4, 4, 3),
-            "d": conv(4, 4, 3),
-            "out": lambda: nn.Linear(144, 3),
-        },
+        conv("ab", 3, 4, 3, padding=1, stride=2) | conv("cd", 4, 4, 3) | readout(144),
         (3, 16, 16),
         [27, 27, 1, 36, 36],
     ),
     "groups and dilation": (
         twice,
-        {
-            "a": conv(2, 4, 3, dilation=2, groups=2),
-            "b": conv(2, 4, 3, dilation=2),
-            "c": conv(4, 8, 3, groups=4),
-            "d": conv(4, 8, 3),
-            "out": lambda: nn.Linear(800, 3),
-        },
+        conv("a", 2, 4, 3, dilation=2, groups=2)
+        | conv("b", 2, 4, 3, dilation=2)
+        | conv("c", 4, 8, 3, groups=4)
+        | conv("d", 4, 8, 3)
+        | readout(800),
         (2, 16, 16),
         [9, 18, 1, 9, 36],
     ),
     "normalised and pooled": (
         pooled,
-        {
-            "a": conv(3, 4, 3, padding=1),
-            "b": conv(3, 4, 3, padding=1),
-            "norm": lambda: norm(4),
-            "c": conv(4, 5, 3, padding=1),
-            "d": conv(4, 5, 3, padding=1),
-            "out": lambda: nn.Linear(320, 3),
-        },
+        conv("ab", 3, 4, 3, padding=1)
+        | {"norm": lambda: norm(4)}
+        | conv("cd", 4, 5, 3, padding=1)
+        | readout(320),
         (3, 16, 16),
         [27, 27, 4, 36, 36],
     ),
     "three layers": (
         thrice,
-        {
-            "a": conv(1, 2, 3, padding=1),
-            "b": conv(1, 2, 3, padding=1),
-            "c": conv(2, 3, 3, padding=1),
-            "d": conv(2, 3, 3, padding=1),
-            "e": conv(3, 2, 1),
-            "f": conv(3, 2, 3, padding=1),
-        },
+        conv("ab", 1, 2, 3, padding=1)
+        | conv("cd", 2, 3, 3, padding=1)
+        | conv("e", 3, 2, 1)
+        | conv("f", 3, 2, 3, padding=1),
         (1, 10, 10),
         [9, 9, 1, 18, 18, 1, 3, 27, 1],
     ),
     "residual": (
         residual,
-        {
-            "a": conv(2, 4, 3, padding=1),
-            "b": conv(2, 4, 3, padding=1),
-            "c": conv(4, 4, 3, padding=1),
-            "d": conv(4, 4, 3, padding=1),
-            "out": lambda: nn.Linear(400, 3),
-        },
+        conv("ab", 2, 4, 3, padding=1) | conv("cd", 4, 4, 3, padding=1) | readout(400),
         (2, 10, 10),
         [18, 18, 1, 36, 36, 1],
     ),
     "shortcut": (
         shortcut,
-        {
-            "a": conv(2, 4, 3, padding=1),
-            "b": conv(2, 4, 3, padding=1),
-            "c": conv(4, 4, 3, padding=1),
-            "d": conv(4, 4, 3, padding=1),
-            "e": conv(4, 4, 1),
-            "out": lambda: nn.Linear(400, 3),
-        },
+        conv("ab", 2, 4, 3, padding=1)
+        | conv("cd", 4, 4, 3, padding=1)
+        | conv("e", 4, 4, 1)
+        | readout(400),
         (2, 10, 10),
         [18, 18, 1, 36, 36],
     ),
     "the input again": (
         input_again,
-        {
-            "a": conv(1, 4, 3),
-            "b": conv(1, 4, 3),
-            "c": conv(4, 4, 3, padding=1),
-            "d": conv(4, 4, 3, padding=1),
-            "e": conv(1, 4, 3),
-            "out": lambda: nn.Linear(400, 3),
-        },
+        conv("ab", 1, 4, 3) | conv("cd", 4, 4, 3, padding=1) | conv("e", 1, 4, 3) | readout(400),
         (1, 12, 12),
         [9, 9, 1, 36, 36],
     ),
-    "three factors": (
-        three_factors,
-        {
-            "a": conv(1, 4, 3),
-            "b": conv(1, 4, 3),
-            "c": conv(1, 4, 3),
-            "out": lambda: nn.Linear(400, 3),
-        },
-        (1, 12, 12),
-        [9, 9, 9],
-    ),
-    "local filters": (
-        local,
-        {"a": filters, "b": filters, "out": lambda: nn.Linear(300, 3)},
-        (1, 12, 12),
-        [9, 9],
-    ),
+    "three factors": (three_factors, conv("abc", 1, 4, 3) | readout(400), (1, 12, 12), [9, 9, 9]),
+    "local filters": (local, {"a": filters, "b": filters} | readout(300), (1, 12, 12), [9, 9]),
     "vectors": (
         from_vectors,
-        {
-            "a": conv(1, 3, 3),
-            "b": conv(1, 3, 3),
-            "c": conv(3, 4, 3),
-            "d": conv(3, 4, 3),
-            "out": lambda: nn.Linear(256, 3),
-        },
+        conv("ab", 1, 3, 3) | conv("cd", 3, 4, 3) | readout(256),
         (144,),
         [9, 9, 1, 27, 27],
     ),
     "a factor for all channels": (
         once,
-        {"a": conv(1, 1, 3), "b": conv(1, 8, 3), "out": lambda: nn.Linear(800, 3)},
+        conv("a", 1, 1, 3) | conv("b", 1, 8, 3) | readout(800),
         (1, 12, 12),
         [9, 9],
     ),
@@ -290,10 +231,9 @@ NETWORKS = {  # parts, shape of an image, and entries in a row of each sparse ma
 QUICK = ("normalised and pooled", "the input again", "a factor for all channels")
 
 
-def built(name, seed=0):
+def case(name, seed=0):
     forward, parts, shape, _ = NETWORKS[name]
-    torch.manual_seed(seed)
-    return Images(forward, **parts).double().eval(), torch.zeros(1, *shape)
+    return built(forward, parts, seed), torch.zeros(1, *shape)
 
 
 def sparse_matrices(model):
@@ -311,12 +251,12 @@ def test_layers_of_convolutions_hold_few_numbers(name, rng, monkeypatch):
 
     Another network of the same module has the same places.
     """
-    module, example = built(name)
+    module, example = case(name)
     model = tnsim.from_module(module, inputs=example)
     entries = [matrix.values.shape[1] for matrix in sparse_matrices(model)]
     # Layers are listed factor by factor, with the matrix of the output last.
     assert sorted(entries) == sorted(NETWORKS[name][-1])
-    other, _ = built(name, seed=1)
+    other, _ = case(name, seed=1)
     second = tnsim.from_module(other, inputs=example)
     assert jax.tree.structure(second) == jax.tree.structure(model)
     x = rng.normal(size=(3, *example.shape[1:]))
@@ -336,7 +276,7 @@ def test_layers_of_convolutions_hold_few_numbers(name, rng, monkeypatch):
 def test_weights_that_are_zero_keep_their_places(tmp_path):
     """A run that starts at zero, with a pruned filter, has the places of all its checkpoints."""
     name = "normalised and pooled"
-    networks = [built(name, seed)[0] for seed in range(3)]
+    networks = [case(name, seed)[0] for seed in range(3)]
     with torch.no_grad():
         networks[0].norm.weight.zero_()
         networks[0].c.weight[1].zero_()
@@ -344,7 +284,7 @@ def test_weights_that_are_zero_keep_their_places(tmp_path):
         networks[2].d.weight[0, 0] = 0
     for step, network in enumerate(networks):
         torch.save(network.state_dict(), tmp_path / f"step_{step}.pt")
-    example = built(name)[1]
+    example = case(name)[1]
     with tnsim.using(tnsim.Session()):
         models = list(tnsim.load(tmp_path, networks[0], inputs=example))
     with tnsim.using(tnsim.Session()):
@@ -356,17 +296,10 @@ def test_weights_that_are_zero_keep_their_places(tmp_path):
         assert_close(model(x.reshape(3, -1)), wanted, scale=LARGEST, rtol=1e-12)
 
 
-class Masked(nn.Module):
+def masked(m, x):
     """A locally connected product of which a buffer says what each unit reads."""
-
-    def __init__(self, mask):
-        super().__init__()
-        self.register_buffer("mask", mask)
-        self.a, self.b = (nn.Parameter(torch.randn(mask.shape)) for _ in range(2))
-
-    def forward(self, x):
-        one, two = (torch.einsum("uhw,bhw->bu", w * self.mask, x) for w in (self.a, self.b))
-        return one * two
+    one, two = (torch.einsum("uhw,bhw->bu", w * m.mask, x) for w in (m.a, m.b))
+    return one * two
 
 
 @pytest.mark.slow
@@ -376,7 +309,8 @@ def test_places_that_another_checkpoint_lacks_are_found_anew(rng):
     with tnsim.using(tnsim.Session()):
         for _ in range(2):
             mask = torch.as_tensor(supports(rng, 80, ((10, 12),)) != 0).reshape(80, 10, 12)
-            module = Masked(mask.double()).double()
+            filters = {name: nn.Parameter(torch.randn(mask.shape)) for name in "ab"}
+            module = Module(masked, mask=mask.double(), **filters).double()
             model = tnsim.from_module(module, inputs=example)
             wanted = (module.a * module.mask).detach().numpy().reshape(80, 120)
             assert_close(np.asarray(model.layers[0].left), wanted, scale=LARGEST, rtol=1e-12)
@@ -384,10 +318,10 @@ def test_places_that_another_checkpoint_lacks_are_found_anew(rng):
 
 def test_what_is_stored_is_bounded(monkeypatch):
     """The refusal counts the numbers of rows, not zeros between them."""
-    module, example = built("padding")
+    module, example = case("padding")
     monkeypatch.setattr(sparse_maps, "LARGEST", 10_000)
     message = r"576 x 432 numbers with 27 in a row, .* 370 such rows: .*images\)$"
-    with tnsim.using(tnsim.Session()), pytest.raises(tnsim.TooLarge, match=message):
+    with tnsim.using(tnsim.Session()), refused(message, tnsim.TooLarge):
         tnsim.from_module(module, inputs=example)
 
 
@@ -399,7 +333,7 @@ def test_a_layer_is_pooled_though_its_dense_matrix_is_too_large(monkeypatch):
         state = functional.avg_pool2d(x, 2)
         return m.a(state) * m.b(state)
 
-    module = Images(halved, a=conv(1, 4, 3), b=conv(1, 4, 3)).double()
+    module = built(halved, conv("ab", 1, 4, 3))
     monkeypatch.setattr(affine_values, "LARGEST", 0)  # no dense matrix at all
     model = tnsim.from_module(module, inputs=torch.zeros(1, 1, 24, 24))
     entries = [matrix.values.shape for matrix in sparse_matrices(model)]
@@ -409,16 +343,8 @@ def test_a_layer_is_pooled_though_its_dense_matrix_is_too_large(monkeypatch):
 @pytest.mark.slow
 def test_no_array_of_a_wide_network_is_large(rng):
     """Of two layers of 16 channels on 28 x 28 pixels, where a dense matrix takes 1.2 GiB."""
-    torch.manual_seed(0)
-    module = Images(
-        twice,
-        a=conv(1, 16, 3, padding=1),
-        b=conv(1, 16, 3, padding=1),
-        c=conv(16, 16, 3, padding=1),
-        d=conv(16, 16, 3, padding=1),
-        out=lambda: nn.Linear(12544, 10),
-    )
-    module = module.double().eval()
+    parts = conv("ab", 1, 16, 3, padding=1) | conv("cd", 16, 16, 3, padding=1)
+    module = built(twice, parts | {"out": lambda: nn.Linear(12544, 10)})
     model = tnsim.from_module(module, inputs=torch.zeros(1, 1, 28, 28))
     assert model.layers[1].left.values.shape == (12544, 144)
     assert max(leaf.nbytes for leaf in jax.tree.leaves(model)) < 2**24
@@ -430,7 +356,7 @@ def test_no_array_of_a_wide_network_is_large(rng):
 @pytest.mark.slow
 def test_rows_of_activations_and_of_gradients_are_dense():
     """Kernels of activations and PyTorch's autograd read dense rows."""
-    module, example = built("padding")
+    module, example = case("padding")
     live = tnsim.torch.from_module(module, inputs=example)
     assert not is_sparse(live) and live.layers[0].left.requires_grad
     fixed = tnsim.torch.from_module(module.requires_grad_(False), inputs=example)

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from closeness import assert_close
 from optional import skip_without
+from refusals import refused
+from transformer_cases import library_sizes
 
 import tnsim
 
@@ -15,17 +17,7 @@ skip_without("transformers")
 from tnsim.circuits.layouts import LAYOUTS  # noqa: E402
 from tnsim.circuits.transformer import Transformer  # noqa: E402
 
-SIZES = {
-    "vocab_size": 13,
-    "hidden_size": 8,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 10,
-    "max_position_embeddings": 16,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
+SIZES = library_sizes(8)
 OF_GPT2 = {"n_embd": 8, "n_layer": 2, "n_head": 2, "n_positions": 16, "n_inner": 10}
 CONFIGS = {
     "gpt2": ("GPT2Config", {"vocab_size": 13, "bos_token_id": 1, "eos_token_id": 2, **OF_GPT2}),
@@ -174,7 +166,7 @@ def test_a_module_that_computes_something_else_is_refused_by_name_and_place(edit
     _, apply, place = EDITS[edit]
     apply(net)
     parts = tnsim.parts(net)
-    with pytest.raises(tnsim.UnsupportedLayer, match="something else") as refusal:
+    with refused("something else", tnsim.UnsupportedLayer) as refusal:
         for label in parts:
             parts[label]
     assert place in str(refusal.value)
@@ -186,7 +178,7 @@ def test_parts_that_an_edit_does_not_reach_are_still_read(modules):
     parts, before = tnsim.parts(net), tnsim.parts(modules["llama"])
     assert_close(tnsim.similarity(parts["layer 1 mlp"], before["layer 1 mlp"]), 1.0)
     assert tnsim.heads(net, modules["llama"], "qk").similarity.shape == (4, 4)
-    with pytest.raises(tnsim.UnsupportedLayer, match=r"layers\.0\.mlp"):
+    with refused(r"layers\.0\.mlp", tnsim.UnsupportedLayer):
         parts["layer 0 mlp"]
 
 

@@ -15,7 +15,7 @@ from refusals import refused
 from sequence_oracles import attention
 
 import tnsim
-from tnsim.compare import by_features, by_points
+from tnsim.compare import by_features
 from tnsim.compare.by_points import reading_of
 from tnsim.problems import batches
 from tnsim.problems import forward as passes
@@ -360,20 +360,6 @@ def test_an_error_is_infinite_where_one_group_of_inputs_is_all_there_is():
     value = tnsim.similarity(rare, lambda x: rare(x) ** 2, tnsim.Empirical(x))
     assert_close(value, 1)
     assert value.standard_error == np.inf
-
-
-@pytest.mark.crossing
-@pytest.mark.parametrize("inputs", cases.INPUTS)
-@pytest.mark.parametrize("case", ["two with biases", "two residual", "biased two over one"])
-def test_quadrature_agrees_with_diagrams(case, inputs, rng, monkeypatch):
-    a, b = cases.pair((cases.DEEP | cases.UNEVEN)[case], rng)
-    metric = tnsim.Gaussian(*cases.INPUTS[inputs](rng))
-    monkeypatch.setattr(by_features, "polynomials", lambda *arguments: None)
-    value, slices = tnsim.similarity(a, b, metric), tnsim.slices(a, b, metric)
-    assert value.route == "quadrature" and value.exact and value.standard_error is None
-    monkeypatch.setattr(by_points, "gaussian_points", lambda *arguments: None)
-    assert_close(value, tnsim.similarity(a, b, metric), scale=1.0, rtol=1e-10)
-    assert_close(slices, tnsim.slices(a, b, metric), scale=1.0, rtol=1e-10)
 
 
 def test_quadrature_drops_what_no_model_reads(rng):

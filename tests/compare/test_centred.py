@@ -65,6 +65,7 @@ def test_at_inputs(kind):
         assert_close(by_output[n], alone, scale=1.0, rtol=1e-10)
 
 
+@pytest.mark.sampled(quick=2)
 @pytest.mark.parametrize("kind", ["linear", "bilinear", "two layers"])
 def test_of_polynomials(kind):
     rng = generator(2)
@@ -220,6 +221,7 @@ def constants():
     return {"flat": flat, "dead": dead, "difference": flat - 0.5 * flat, "function": own}
 
 
+@pytest.mark.crossing
 @pytest.mark.parametrize("kind", constants())
 @pytest.mark.parametrize("metric", [tnsim.Gaussian(mean=np.zeros(3)), tnsim.Empirical(X)])
 def test_a_constant_function_has_no_similarity(kind, metric):
@@ -239,6 +241,7 @@ def test_a_constant_function_has_no_similarity(kind, metric):
         tnsim.check(constant, other, tnsim.Gaussian(mean=np.zeros(3)), centred=True)
 
 
+@pytest.mark.sampled(quick=2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_similarities_of_means_say_so(kind):
     """The share of the mean by NumPy, at weighted inputs, of models, functions and differences."""
@@ -317,32 +320,35 @@ POLYNOMIALS = {
 }
 
 
+COV = np.array([[1.0, 0.3, 0], [0.3, 0.5, 0.1], [0, 0.1, 2.0]])
+
+
+@pytest.mark.crossing
+@pytest.mark.parametrize(
+    ("mean", "cov"),
+    [(np.array([0.4, -1.0, 0.7]), COV), (None, np.diagonal(COV)), (None, None)],
+    ids=["mean and covariance", "variances", "standard"],
+)
 @pytest.mark.parametrize("kind", POLYNOMIALS)
-def test_means_of_polynomials(kind):
+def test_means_of_polynomials(kind, mean, cov):
     """From the weights alone, of models, sums and small models, in every road of a run."""
     rng = generator(11)
-    mean, cov = rng.normal(size=3), np.array([[1.0, 0.3, 0], [0.3, 0.5, 0.1], [0, 0.1, 2.0]])
     a, b, c = (tnsim.Model(POLYNOMIALS[kind](rng)) for _ in range(3))
     summed = a - 2.0 * b
-    for metric in (
-        tnsim.Gaussian(mean, cov),
-        tnsim.Gaussian(cov=np.diagonal(cov)),
-        tnsim.Gaussian(),
-    ):
-        at, spread = metric.mean, metric.cov
-        spread = np.eye(3) if spread is None else np.diag(spread) if spread.ndim == 1 else spread
-        x, weights = quadrature(9, np.zeros(3) if at is None else at, spread)
-        share = partial(share_of_mean, x, weights)
-        wanted = [share((1, b)), share((1, a)), share((1, a), (-2, b)), share((1, c))]
-        compared = [3.0 * b, a, summed, c * 1e-30]
-        for (one, first), (two, second) in itertools.pairwise(zip(compared, wanted, strict=True)):
-            found = tnsim.similarity(one, two, metric).mean_share
-            assert_close(found, min(first, second), scale=1.0, rtol=1e-10)
-        for asked in ({}, {"slices": True}):
-            run = tnsim.pairwise(compared, metric, **asked)
-            assert_close(run.mean_share_a.values, wanted, scale=1.0, rtol=1e-10)
-        beside = tnsim.pairwise([c], metric, other=compared)
-        assert_close(beside.mean_share_b.values, wanted, scale=1.0, rtol=1e-10)
+    metric = tnsim.Gaussian(mean, cov)
+    spread = np.eye(3) if cov is None else np.diag(cov) if cov.ndim == 1 else cov
+    x, weights = quadrature(9, np.zeros(3) if mean is None else mean, spread)
+    share = partial(share_of_mean, x, weights)
+    wanted = [share((1, b)), share((1, a)), share((1, a), (-2, b)), share((1, c))]
+    compared = [3.0 * b, a, summed, c * 1e-30]
+    for (one, first), (two, second) in itertools.pairwise(zip(compared, wanted, strict=True)):
+        found = tnsim.similarity(one, two, metric).mean_share
+        assert_close(found, min(first, second), scale=1.0, rtol=1e-10)
+    for asked in ({}, {"slices": True}):
+        run = tnsim.pairwise(compared, metric, **asked)
+        assert_close(run.mean_share_a.values, wanted, scale=1.0, rtol=1e-10)
+    beside = tnsim.pairwise([c], metric, other=compared)
+    assert_close(beside.mean_share_b.values, wanted, scale=1.0, rtol=1e-10)
 
 
 def test_means_of_sparse_layers():

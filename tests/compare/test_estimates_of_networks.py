@@ -175,18 +175,18 @@ def test_a_number_says_how_it_was_found(rng):
 @pytest.mark.slow
 def test_modules_that_are_no_models_run_on_normal_inputs():
     torch = pytest.importorskip("torch")
+    from module_cases import Module
+
     torch.manual_seed(0)
 
-    class Normed(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.read = torch.nn.Linear(6, 8)
-            self.norm, self.out = torch.nn.LayerNorm(8), torch.nn.Linear(8, 3)
+    def forward(m, x):
+        return torch.softmax(m.out(m.norm(m.read(x))), dim=-1)
 
-        def forward(self, x):
-            return torch.softmax(self.out(self.norm(self.read(x))), dim=-1)
+    def normed():
+        layers = {"read": torch.nn.Linear(6, 8), "out": torch.nn.Linear(8, 3)}
+        return Module(forward, **layers, norm=torch.nn.LayerNorm(8))
 
-    nets = [Normed().double().eval() for _ in range(2)]
+    nets = [normed().double().eval() for _ in range(2)]
     metric = tnsim.Gaussian(samples=SAMPLES)
     x = NormalInputs(metric, (6,), SAMPLES)[:]
     with torch.no_grad():

@@ -11,6 +11,7 @@ import rational_oracle as exact
 from closeness import assert_close
 from forced import OF_RUNS, take
 from oracles import bilinear, linear, moved
+from refusals import refused
 
 import tnsim
 from tnsim.engine import precision
@@ -152,9 +153,9 @@ def test_one_question_has_one_refusal(route, rng):
     a, c = (tnsim.Model([bilinear(rng, 3, 4, 2, True)]) for _ in range(2))
     same = exchanged(a)
     message = "a difference of models that are the same function to within rounding"
-    with pytest.raises(tnsim.ModelError, match=message):
+    with refused(message):
         tnsim.pairwise([c, same - a])
-    with pytest.raises(tnsim.ModelError, match=message):
+    with refused(message):
         tnsim.similarity(c, same - a)
 
 
@@ -255,7 +256,7 @@ def test_pairs_without_digits_are_named(rng):
 
 def test_a_cosine_beyond_its_error_bound_is_our_error():
     assert precision.clipped(Cosine(np.array(1 + 1e-9), np.array(1e-8))) == 1
-    with pytest.raises(tnsim.TnsimError, match=r"1\.011, outside .* please report it"):
+    with refused(r"1\.011, outside .* please report it", tnsim.TnsimError):
         precision.clipped(Cosine(np.array([0.5, 1.011]), np.array([1e-9, 1e-3])))
 
 
@@ -498,12 +499,10 @@ def test_a_norm_without_digits_is_not_called_zero():
     """A negative squared norm is rounding: what cancels need not be the zero function."""
     one = np.float64(1.0)
     lost = ScaledSum(np.float64(-1e-18), np.float64(0.0), one)
-    with pytest.raises(
-        tnsim.errors.ResultError, match="squared norm of the model has no digits left: "
-    ):
+    with refused("squared norm of the model has no digits left: ", tnsim.errors.ResultError):
         precision.check_norm(lost, "the model", False, Arithmetic(4, "float64"))
     zero = ScaledSum(np.float64(0.0), np.float64(0.0), one)
-    with pytest.raises(tnsim.ModelError, match="the model is the zero function"):
+    with refused("the model is the zero function"):
         precision.check_norm(zero, "the model", False, Arithmetic(4, "float64"))
 
 

@@ -75,9 +75,10 @@ def test_exact_gaussian_change_against_quadrature(rng):
     check_against_complex_steps(found, a, b, x, w, "layer")
 
 
-@pytest.mark.parametrize("orders", [(2, 2, 2), (2, 3)])
+@pytest.mark.sampled(quick=1)
+@pytest.mark.parametrize("orders", [(2, 3), (2, 2, 2)])
 def test_parts_of_deep_models_against_quadrature(orders, rng):
-    """Degrees of four and of three in a switch alone, which take two steps on either side."""
+    """Degrees of three and of four in a switch alone, which take two steps on either side."""
     a, b = (
         tnsim.Model(
             [tnsim.Multilinear(rng.normal(size=(n, 2, 2)), rng.normal(size=(2, 2))) for n in orders]

@@ -271,7 +271,8 @@ def test_weights_of_two_classes_are_matched_by_name(rng):
     def run(weights, x):
         return jnp.tanh(x @ weights.w) @ weights.v
 
-    w, v, other_w, other_v = rng.normal(size=(4, 3, 3))
+    w, v = rng.normal(size=(2, 3, 3))
+    other_w, other_v = (w, v) + 0.1 * rng.normal(size=(2, 3, 3))
     a, *ends = (
         jax.tree_util.Partial(run, one)
         for one in (here(w, v), here(other_w, other_v), there(other_v, other_w))
@@ -290,25 +291,29 @@ def test_weights_of_two_classes_are_matched_by_name(rng):
         assert_close(two.total, one.total, rtol=1e-12)
 
 
-def test_functions_of_jax_are_compiled_once(pair):
+def test_functions_of_jax_are_compiled_once(rng):
     """Each of hundreds of ways back was traced anew, which took longer than all the rest."""
-    metric, calls = tnsim.Empirical(generator(4).normal(size=(1000, 3))), []
+    weights, moves, calls = rng.normal(size=(2, 3, 2)), 0.1 * rng.normal(size=(2, 3, 2)), []
 
     def run(weights, x):
         calls.append(x.shape)
-        return products(weights, jnp.asarray(x))
+        x = jnp.asarray(x)
+        return (x @ weights["left"]) * (x @ weights["right"])
 
     def by_values(weights, x):
         return run(weights, x) if float(abs(x).max()) > 0 else x  # no program can ask this
 
     found, counts = [], []
     for function in (run, by_values):
-        ends = [jax.tree_util.Partial(function, state(net)) for net in pair]
-        found.append(tnsim.change(*ends, metric))
+        ends = [
+            jax.tree_util.Partial(function, dict(zip(("left", "right"), arrays, strict=True)))
+            for arrays in (weights, weights + moves)
+        ]
+        found.append(tnsim.change(*ends, tnsim.Empirical(X), by="parameter"))
         counts.append(len(calls))
     assert found[0].components == found[1].components
     assert_close(found[0].share, found[1].share, scale=LARGEST, rtol=1e-12)
-    assert counts[0] < 20 < counts[1] - counts[0]
+    assert counts[0] < 20 < counts[1] - counts[0], counts
 
 
 def deep(activation):
@@ -602,12 +607,16 @@ def test_a_layer_that_did_not_change_adds_nothing_to_an_exact_change():
 
 @pytest.mark.parametrize("on_inputs", [False, True])
 def test_skips_and_scales_of_residuals_change_with_their_layer(rng, on_inputs):
-    def layers(skip, scale):
-        gate, down = rng.normal(size=(5, 3)), rng.normal(size=(3, 5))
-        wide = tnsim.Residual(tnsim.Gated(gate, None, down, "gelu"), skip, scale)
-        return [tnsim.Linear(rng.normal(size=(3, 2))), wide, tnsim.Linear(rng.normal(size=(2, 3)))]
+    shapes = (3, 2), (5, 3), (3, 5), (2, 3)
+    drawn = [(rng.normal(size=shape), rng.normal(size=shape)) for shape in shapes]
 
-    first, second = layers(1.0, 0.7), layers(0.8, 0.9)
+    def layers(t):  # near each other, so that few nodes are enough
+        read, gate, down, write = (weights + t * move for weights, move in drawn)
+        gated = tnsim.Gated(gate, None, down, "gelu")
+        wide = tnsim.Residual(gated, 1.0 - 2 * t, 0.7 + 2 * t)
+        return [tnsim.Linear(read), wide, tnsim.Linear(write)]
+
+    first, second = layers(0.0), layers(0.1)
     metric = tnsim.Empirical(rng.normal(size=(20, 2))) if on_inputs else tnsim.Gaussian()
     a, b = tnsim.Model(first), tnsim.Model(second)
     found = tnsim.change(a, b, metric)
