@@ -9,6 +9,8 @@ from closeness import LARGEST, assert_close
 import tnsim
 
 torch = pytest.importorskip("torch", reason="reading modules needs the torch extra")
+from torch.nn.utils import prune  # noqa: E402
+
 from tnsim.checkpoints import norms  # noqa: E402
 from tnsim.checkpoints.module_examples import forward_error  # noqa: E402
 
@@ -434,6 +436,28 @@ def test_what_is_parametrised_is_read_as_what_it_amounts_to(rng):
     model = tnsim.from_module(module)
     x = rng.normal(size=(5, 4))
     assert_close(model(x), forward(module, x), scale=LARGEST, rtol=1e-5, limited_by="float32")
+
+
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+def test_weights_that_are_computed_before_every_call_are_no_obstacle(rng, normed):
+    """Pruning, and norms of weights in their older form, keep tensors that PyTorch copies not."""
+    maps = nn.Linear(4, 6)
+    maps = nn.utils.weight_norm(maps) if normed else prune.random_unstructured(maps, "weight", 0.5)
+    module = nn.Sequential(maps, nn.GELU(), nn.Linear(6, 2)).double()
+    plain = nn.Sequential(nn.Linear(4, 6).double(), *module[1:])
+    module(torch.ones(1, 4).double())
+    with torch.no_grad():
+        plain[0].weight.copy_(maps.weight)
+        plain[0].bias.copy_(maps.bias)
+    other = nn.Sequential(nn.Linear(4, 6), nn.GELU(), nn.Linear(6, 2)).double()
+    data = tnsim.Empirical(rng.normal(size=(20, 4)))
+    assert_close(*(tnsim.similarity(net, other, data) for net in (module, plain)), scale=1.0)
+    estimate, exact = (tnsim.similarity(net, other) for net in (module, plain))
+    assert estimate.standard_error and exact.exact
+    assert_close(
+        estimate, exact, scale=estimate.standard_error, rtol=5, limited_by="samples of the estimate"
+    )
 
 
 class Hidden(nn.Module):

@@ -66,6 +66,8 @@ _ROUNDING = 1e3
 """Relative rounding of outputs, in units of the last place."""
 _MOST_GROUPS = 8
 """Most groups of draws."""
+_PARAMETRIZED = "parametrizations"
+"""Name under which PyTorch keeps what a weight of a module is computed from."""
 
 
 def groups_of(
@@ -93,6 +95,8 @@ def groups_of(
         (['wte', 'h.0.attn', 'h.0.mlp'], ['wte', 'h.0'])
         >>> list(groups_of(names, ["h.0.attn"]))
         ['others', 'h.0.attn']
+        >>> list(groups_of(["0.bias", "0.parametrizations.weight.original0"], "module"))
+        ['0']
     """
     chosen = list(by) if isinstance(by, Iterable) and not isinstance(by, str | bytes) else None
     if chosen is not None:
@@ -126,6 +130,8 @@ def _group_of(name: str, by: Any) -> str:
     if by == "parameter":
         return name
     *path, _ = name.split(".")
+    if _PARAMETRIZED in path[1:]:
+        path = path[: path.index(_PARAMETRIZED, 1)]
     if isinstance(by, int):
         path = path[:by]
     else:

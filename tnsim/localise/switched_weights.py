@@ -183,8 +183,10 @@ class _SwitchedModule:
             for n in np.flatnonzero(switches != self.switches):
                 place = self.places[n]
                 one, two = (end[n].detach().to(place) for end in self.ends)
-                # Exact at both ends, as `one + s (two - one)` is not.
-                place.copy_(torch.lerp(one, two, float(switches[n])))
+                # Exact at both ends, as `one + s (two - one)` is not, and where both have one
+                # infinity, as in a mask.
+                between = torch.lerp(one, two, float(switches[n]))
+                place.copy_(torch.where(one == two, one, between))
         self.switches = np.array(switches)
 
     def outputs(self, inputs: Any) -> np.ndarray:
