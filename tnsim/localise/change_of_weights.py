@@ -564,11 +564,13 @@ def exchange_weights(a: Any, b: Any, setting: Setting, by: Any, of: Any) -> Weig
     """
     metric = setting.metric
     said: tuple[str, ...] = ()
+    are_models = not is_function(a)
+    if are_models:
+        said, by = caveats(a, b), "block"
     if not callable(of):
         check_measure(of)
         check_comparison(a, b, metric)
-    if isinstance(metric, Empirical) and not is_function(a):
-        said, by = caveats(a, b), "block"
+    if isinstance(metric, Empirical) and are_models:
         a, b = (Partial(outputs_on, all_numbers(with_dense_matrices(model))) for model in (a, b))
     if is_function(a):
         network = switched_network(a, b, getattr(metric, "output", None), setting.dtype)
@@ -577,7 +579,7 @@ def exchange_weights(a: Any, b: Any, setting: Setting, by: Any, of: Any) -> Weig
         )
     else:
         check_untraced("change", a, b, metric)
-        lineage, said, by = OfModels(a, b, setting, str(of)), caveats(a, b), "block"
+        lineage = OfModels(a, b, setting, str(of))
     check_finite(lineage.total)
     if lineage.total == 0:
         what = (
@@ -585,7 +587,8 @@ def exchange_weights(a: Any, b: Any, setting: Setting, by: Any, of: Any) -> Weig
         )
         raise Unchanged(f"the networks {what}: there is no change to split")
     parts = groups_of(lineage.names, "module" if by is None else by)
-    labels = tuple(label.replace("layers.", "layer ", 1) for label in parts)
+    # Modules are found by the names that they have, layers of models by their numbers.
+    labels = tuple(x.replace("layers.", "layer ", 1) if are_models else x for x in parts)
     return WeightsExchanged(lineage, labels, tuple(parts.values()), said)
 
 
