@@ -1,5 +1,6 @@
 """Polynomial modules of any form, read off the operations of their forward pass."""
 
+import logging
 import math
 import re
 from functools import partial
@@ -95,6 +96,15 @@ def test_the_model_computes_what_the_module_computes(name, rng):
     x = rng.normal(size=(5, 4))
     assert_close(model(x), module(torch.as_tensor(x)).detach().numpy(), scale=LARGEST, rtol=1e-11)
     assert re.search(description, repr(model)), model
+
+
+def test_what_is_tried_in_vain_is_not_reported(monkeypatch):
+    """PyTorch reports operations that take no symbol, with a trace of its own."""
+    said = []
+    monkeypatch.setattr(logging.getLogger("torch._subclasses.fake_tensor"), "handle", said.append)
+    forward, parts, _ = POLYNOMIALS["nn.Bilinear"]
+    tnsim.from_module(Module(forward, **parts))
+    assert not said
 
 
 class Convolutional(nn.Module):
