@@ -510,6 +510,10 @@ REFUSED = {
         lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)),
         r"1: BatchNorm1d in training mode, .*: call module\.eval\(\) first",
     ),
+    "spectral norm": (
+        lambda: nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(3, 4))),
+        r"0\.parametrizations\.weight\.0: _SpectralNorm in training mode, .*: call module\.eval\(\)",
+    ),
     "convolution": (lambda: nn.Sequential(nn.Conv1d(3, 4, 1)), "0: Conv1d, of which .* give inputs="),
     "hook": (hooked, "0: a forward hook, which may change what is computed: remove it"),
     "function": (Hidden, r"Hidden\) computes abs, add and div: these .* no activation that is known.*tnsim\.Activation\("),
@@ -968,9 +972,12 @@ def test_submodules_without_states_are_named(path, words, rng):
 
 
 def test_states_of_modules_that_drop_units_are_refused(rng):
-    net = nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 2))
-    with pytest.raises(tnsim.ModelError, match="training mode"):
-        tnsim.inputs_of(net, "1", rng.normal(size=(4, 3)))
+    normed = nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3))
+    before = copy.deepcopy(normed.state_dict())
+    for first in (nn.Dropout(0.5), normed):
+        with pytest.raises(tnsim.ModelError, match="training mode"):
+            tnsim.inputs_of(nn.Sequential(first, nn.Linear(3, 2)), "1", rng.normal(size=(4, 3)))
+    assert all(torch.equal(normed.state_dict()[name], kept) for name, kept in before.items())
     with pytest.raises(tnsim.ModelError, match=r"taken from a torch\.nn\.Module"):
         tnsim.inputs_of(abs, "1", rng.normal(size=(4, 3)))
 
