@@ -586,6 +586,20 @@ def test_derivatives_that_are_no_numbers_are_refused(pair):
         tnsim.change(*pair, of=root)
 
 
+@pytest.mark.parametrize("factor, said", [(1e200, "NaN or infinite"), (1e-200, "so small that")])
+def test_squares_beyond_floats_are_no_equal_networks(factor, said):
+    torch.manual_seed(0)
+    a = nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 2)).double()
+    with torch.no_grad():
+        for weight in a[2].parameters():
+            weight.mul_(factor)
+    b = copy.deepcopy(a)
+    with torch.no_grad():
+        b[2].weight.mul_(1.5)
+    with refused(said, tnsim.TnsimError):
+        tnsim.change(a, b, tnsim.Empirical(X))
+
+
 def test_a_change_of_weights_without_one_of_the_function_is_refused():
     a = deep(nn.ReLU)
     b, order = copy.deepcopy(a), torch.tensor([3, 1, 0, 7, 6, 2, 5, 4])

@@ -213,6 +213,13 @@ class OnInputs:
         self.zeros, self.ones = np.zeros(len(self.names)), np.ones(len(self.names))
         self.total = self.measure(self.zeros, self.ones)
         squares = self._products(self.ones)[1]
+        check_finite([self.total, squares])
+        vanished = max(self.total, squares) < float(np.finfo(np.float64).tiny)
+        if vanished and any(batch.values.any() for batch in self.differences()):
+            raise TnsimError(
+                "the outputs of the networks are so small that their squares are below the range "
+                "of floats: scale what both give by one factor"
+            )
         self.length = np.sqrt(squares)
         # |b - a|^2 that is left of equal outputs by rounding.
         rounding = (_ROUNDING * float(np.finfo(setting.dtype).eps)) ** 2
@@ -243,6 +250,7 @@ class OnInputs:
             self.kept[number, end] = outputs
         return outputs
 
+    @np.errstate(over="ignore", invalid="ignore")  # squares beyond floats are refused by name
     def measure(self, first: Switches, second: Switches) -> float:
         differing = longer = shorter = ones = 0.0
         for _, number, batch in self._batches():
@@ -290,6 +298,7 @@ class OnInputs:
             found[group] += self.network.slopes(batch.inputs, cotangent)
         return found
 
+    @np.errstate(over="ignore", invalid="ignore")
     def _products(self, switches: Switches) -> tuple[float, float]:
         """The inner product `<f, b>` and the squared norm `|f|^2` of a network f."""
         products = squares = 0.0
