@@ -1,5 +1,6 @@
 """Kernels of activations beside 24 digits of mpmath, quadrature, finite differences and laws."""
 
+import itertools
 import json
 from functools import partial
 from math import pi
@@ -140,6 +141,21 @@ def test_bounds_are_within_a_hundred_errors():
         ratios.append((error / np.diag(found.bound)).max())
     assert min(ratios) > 0.01, ratios
     assert max(ratios) <= 1
+
+
+@pytest.mark.parametrize("scale", [1e-2, 1e-4, 1e-6, 1e-8, 1e-12, 1e-150])
+def test_sines_of_small_units_keep_their_digits(scale):
+    """Sines of small angles are the angles but for their cubes; rows of correlation 1 are alike."""
+    mean, rows = scale * np.array([0.0, 0.5]), scale * np.array([[1.0, 0.0], [0.6, 0.8]])
+    for left, right in itertools.product((0, 1), repeat=2):
+        units = [NormalInputs(mean[[n]], rows[[n]]) for n in (left, right)]
+        plain = mean[left] * mean[right] + rows[left] @ rows[right]
+        assert_close(
+            kernel("sin", "sin", *units).values,
+            plain,
+            rtol=max(1e-13, 5 * scale**2),
+            limited_by="cubes of the angles",
+        )
 
 
 @pytest.mark.sampled(quick=1)

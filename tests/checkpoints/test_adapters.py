@@ -1,5 +1,6 @@
 """Adapters over a base, beside PEFT's own merged weights and its own forward pass."""
 
+import copy
 import json
 
 import numpy as np
@@ -161,6 +162,19 @@ def test_pairs_of_adapters(tmp_path):
     for source in (tmp_path / "run", sorted((tmp_path / "run").iterdir())):
         found = tnsim.pairwise(source, dialect=network())
         assert_close(found.similarity.values, expected.similarity.values)
+
+
+def test_an_adapter_has_moved_weights_of_its_base(rng):
+    base = transformer("llama")
+    model = adapted(copy.deepcopy(base), target_modules=["q_proj", "down_proj"])
+    tokens = rng.integers(0, 11, (5, 6))
+    found = tnsim.change(base, model, tnsim.Empirical(tokens))
+    moved = {f"model.layers.{n}.{part}" for n in range(2) for part in ("self_attn", "mlp")}
+    put_back = dict(zip(found.components, found.removed, strict=True))
+    assert {name for name, value in put_back.items() if value} == moved
+    with torch.no_grad():
+        first, second = (net(torch.as_tensor(tokens)).logits.numpy() for net in (base, model))
+    assert_close(found.total, ((second - first) ** 2).sum() / 5)
 
 
 def test_disabled_and_merged_adapters(rng):

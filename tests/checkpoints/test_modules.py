@@ -11,6 +11,7 @@ import tnsim
 
 torch = pytest.importorskip("torch", reason="reading modules needs the torch extra")
 from module_cases import Module, gated  # noqa: E402
+from torch.nn.utils import prune  # noqa: E402
 
 from tnsim.checkpoints import norms  # noqa: E402
 from tnsim.checkpoints.module_examples import forward_error  # noqa: E402
@@ -383,6 +384,28 @@ def test_what_is_parametrised_is_read_as_what_it_amounts_to(rng):
     assert_close(model(x), forward(module, x), scale=LARGEST, rtol=1e-5, limited_by="float32")
 
 
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+def test_weights_that_are_computed_before_every_call_are_no_obstacle(rng, normed):
+    """Pruning, and norms of weights in their older form, keep tensors that PyTorch copies not."""
+    maps = nn.Linear(4, 6)
+    maps = nn.utils.weight_norm(maps) if normed else prune.random_unstructured(maps, "weight", 0.5)
+    module = nn.Sequential(maps, nn.GELU(), nn.Linear(6, 2)).double()
+    plain = nn.Sequential(nn.Linear(4, 6).double(), *module[1:])
+    module(torch.ones(1, 4).double())
+    with torch.no_grad():
+        plain[0].weight.copy_(maps.weight)
+        plain[0].bias.copy_(maps.bias)
+    other = nn.Sequential(nn.Linear(4, 6), nn.GELU(), nn.Linear(6, 2)).double()
+    data = tnsim.Empirical(rng.normal(size=(20, 4)))
+    assert_close(*(tnsim.similarity(net, other, data) for net in (module, plain)), scale=1.0)
+    estimate, exact = (tnsim.similarity(net, other) for net in (module, plain))
+    assert estimate.standard_error and exact.exact
+    assert_close(
+        estimate, exact, scale=estimate.standard_error, rtol=5, limited_by="samples of the estimate"
+    )
+
+
 def hidden(function):
     """A function that is no submodule."""
     first, second = nn.Linear(4, 5), nn.Linear(5, 3)
@@ -417,6 +440,10 @@ REFUSED = {
     "batch norm": (
         lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)),
         r"1: BatchNorm1d in training mode, .*: call module\.eval\(\) first",
+    ),
+    "spectral norm": (
+        lambda: nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(3, 4))),
+        r"0\.parametrizations\.weight\.0: _SpectralNorm in training mode, .*: call module\.eval\(\)",
     ),
     "convolution": (lambda: nn.Sequential(nn.Conv1d(3, 4, 1)), "0: Conv1d, of which .* give inputs="),
     "hook": (hooked, "0: a forward hook, which may change what is computed: remove it"),
@@ -804,9 +831,12 @@ def test_submodules_without_states_are_named(path, words, rng):
 
 
 def test_states_of_modules_that_drop_units_are_refused(rng):
-    net = nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 2))
-    with refused("training mode"):
-        tnsim.inputs_of(net, "1", rng.normal(size=(4, 3)))
+    normed = nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3))
+    before = copy.deepcopy(normed.state_dict())
+    for first in (nn.Dropout(0.5), normed):
+        with pytest.raises(tnsim.ModelError, match="training mode"):
+            tnsim.inputs_of(nn.Sequential(first, nn.Linear(3, 2)), "1", rng.normal(size=(4, 3)))
+    assert all(torch.equal(normed.state_dict()[name], kept) for name, kept in before.items())
     with refused(r"taken from a torch\.nn\.Module"):
         tnsim.inputs_of(abs, "1", rng.normal(size=(4, 3)))
 

@@ -1,5 +1,6 @@
 """Polynomial modules of any form, read off the operations of their forward pass."""
 
+import logging
 import math
 import re
 from functools import partial
@@ -96,6 +97,15 @@ def test_the_model_computes_what_the_module_computes(name, rng):
     x = rng.normal(size=(5, 4))
     assert_close(model(x), module(torch.as_tensor(x)).detach().numpy(), scale=LARGEST, rtol=1e-11)
     assert re.search(description, repr(model)), model
+
+
+def test_what_is_tried_in_vain_is_not_reported(monkeypatch):
+    """PyTorch reports operations that take no symbol, with a trace of its own."""
+    said = []
+    monkeypatch.setattr(logging.getLogger("torch._subclasses.fake_tensor"), "handle", said.append)
+    forward, parts, _ = POLYNOMIALS["nn.Bilinear"]
+    tnsim.from_module(Module(forward, **parts))
+    assert not said
 
 
 class Convolutional(nn.Module):
@@ -558,7 +568,7 @@ CODES = {"encoder": (4, 6), "decoder": (6, 4), "centre": (4,), "shift": (6,), "h
 ACTIVATED = {  # functions of the hidden units of an autoencoder of plain parameters; what they are
     "relu": (lambda m, u: functional.relu(u), "relu"),
     "gelu": (lambda m, u: functional.gelu(u), "gelu"),
-    "two ends": (lambda m, u: u.clamp(-0.5, 2.0), "hardtanh"),
+    "two ends": (lambda m, u: u.clamp(-2.0, 2.0), "hardtanh"),
     "jump": (lambda m, u: u * (u > threshold(m)), "jump_relu(1.0)"),
     "jump of relu": (lambda m, u: (u > threshold(m)) * functional.relu(u), "jump_relu(1.0)"),
     "jump by where": (lambda m, u: torch.where(u > threshold(m), u, 0.0), "jump_relu(1.0)"),

@@ -143,10 +143,17 @@ def test_sequences_under_a_gaussian():
     assert_close(grid.similarity[0, 1], wanted, scale=1.0, rtol=1e-10)
 
 
-def test_tokens():
-    """Exact, by all sequences of three tokens."""
+@pytest.mark.parametrize("depth", [1, 2])
+def test_tokens(depth):
+    """Exact, by all sequences of three tokens; deeper models share their beginnings."""
     rng = generator(9)
-    a, b = (tnsim.Model([attention(rng, 3, 1, 2, 2, 2, rope_base=None)], n_ctx=3) for _ in range(2))
+
+    def model():
+        layers = [attention(rng, 3, 1, 2, 2, 2, rope_base=None)]
+        layers += [attention(rng, 2, 1, 2, 2, 2, rope_base=None) for _ in range(depth - 1)]
+        return tnsim.Model(layers, n_ctx=3)
+
+    a, b = model(), model()
     ids = np.stack(np.meshgrid(*[range(3)] * 3, indexing="ij"), axis=-1).reshape(-1, 3)
     x = np.eye(3)[ids]
     wanted = cosine(np.asarray(a(x)), np.asarray(b(x)))

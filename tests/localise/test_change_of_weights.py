@@ -14,7 +14,7 @@ from refusals import refused
 from seeds import generator
 
 import tnsim
-from tnsim.localise.change_of_weights import groups_of
+from tnsim.localise.change_of_weights import CLOSE, groups_of
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -212,6 +212,33 @@ def test_neither_network_is_changed(pair):
     for net, kept in zip(pair, before, strict=True):
         assert all(torch.equal(net.state_dict()[name], kept[name]) for name in kept)
         assert all(p.grad is None for p in net.parameters())
+
+
+class Masked(nn.Module):
+    """Softmax attention that adds its mask, a buffer of infinities."""
+
+    def __init__(self):
+        super().__init__()
+        self.maps = nn.Linear(3, 9)
+        self.register_buffer("mask", torch.full((4, 4), -torch.inf).triu(1))
+
+    def forward(self, x):
+        queries, keys, values = self.maps(x).chunk(3, -1)
+        return (queries @ keys.mT + self.mask).softmax(-1) @ values
+
+
+def test_infinities_that_both_networks_have_stay(rng):
+    torch.manual_seed(0)
+    a = Masked().double()
+    b = moved(a, rng, within="maps")
+    x = rng.normal(size=(5, 4, 3))
+    found = tnsim.change(a, b, tnsim.Empirical(x), by="parameter")
+    assert_close(found.total, squared_distance(a, b, x))
+    assert abs(found.share.sum() - 1) < CLOSE
+    put_back = with_part(b, a, "maps.bias")
+    removed = dict(zip(found.components, found.removed, strict=True))
+    assert_close(removed["maps.bias"], squared_distance(b, put_back, x))
+    assert removed["mask"] == 0
 
 
 class Counted(nn.Sequential):
@@ -446,6 +473,8 @@ def test_groups_of_weights():
     assert list(groups_of(names, "parameter")) == names
     assert list(groups_of(names, 1)) == ["pos", "h", "head"]
     assert list(groups_of(names, ["h.0", "h.0.attn"])) == ["others", "h.0.attn", "h.0"]
+    normed = ["0.bias", "0.parametrizations.weight.original0", "parametrizations.weight.original"]
+    assert list(groups_of(normed, "module")) == ["0", "parametrizations.weight"]
     for by in ("module", "block", "parameter", 1, 2, ["h"]):
         assert (np.sum(list(groups_of(names, by).values()), axis=0) == 1).all()
 
@@ -560,6 +589,20 @@ def test_derivatives_that_are_no_numbers_are_refused(pair):
 
     with refused("NaN or infinite", tnsim.TnsimError):
         tnsim.change(*pair, of=root)
+
+
+@pytest.mark.parametrize("factor, said", [(1e200, "NaN or infinite"), (1e-200, "so small that")])
+def test_squares_beyond_floats_are_no_equal_networks(factor, said):
+    torch.manual_seed(0)
+    a = nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 2)).double()
+    with torch.no_grad():
+        for weight in a[2].parameters():
+            weight.mul_(factor)
+    b = copy.deepcopy(a)
+    with torch.no_grad():
+        b[2].weight.mul_(1.5)
+    with refused(said, tnsim.TnsimError):
+        tnsim.change(a, b, tnsim.Empirical(X))
 
 
 def test_a_change_of_weights_without_one_of_the_function_is_refused():

@@ -206,25 +206,28 @@ def _kink_and_other(
 def _waves(i: int, j: int, m: Real, s: Real, n: Real, t: Real, rho: Real, gap: Real) -> Real:
     """E sin(u) sin(v) = (E cos(u - v) - E cos(u + v)) / 2, with derivatives as shifts of the phase.
 
-    The variances of u -+ v are (s -+ rho t)^2 + t^2 (1 - rho^2), without cancellation for equal
-    units.
+    Both means are near one where u and v are small, so their difference is taken term by term,
+
+        cos m cos n (exp(-p / 2) - exp(-q / 2)) + sin m sin n (exp(-p / 2) + exp(-q / 2)),
+
+    with the variances p and q of u -+ v. These are (s -+ rho t)^2 + t^2 (1 - rho^2), without
+    cancellation for equal units, and q - p = 4 rho s t.
     """
     xp = library(rho)
     sign = xp.where(rho < 0, -1.0, 1.0)
     # (s - t)^2 + 2 s t (1 - |rho|) = s^2 + t^2 - 2 s t |rho|, a sum of two terms that are not
     # negative.
-    near = xp.square(s - t) + 2 * s * t * gap  # of u - sign v
-    far = xp.square(s + t) - 2 * s * t * gap
+    near = xp.exp(-0.5 * (xp.square(s - t) + 2 * s * t * gap))  # of u - sign v
+    far = xp.exp(-0.5 * (xp.square(s + t) - 2 * s * t * gap))
+    difference = -sign * near * xp.expm1(-2 * s * t * sign * rho)
 
-    def wave(mean: Real, variance: Real, order: int) -> Real:
-        """A derivative of cos(mean), damped by the variance."""
-        value = xp.sin(mean) if order % 2 else xp.cos(mean)
-        return (-1) ** ((order + 1) // 2) * value * xp.exp(-0.5 * variance)
+    def shifted(mean: Real, order: int) -> Real:
+        """A derivative of sin(mean)."""
+        value = xp.cos(mean) if order % 2 else xp.sin(mean)
+        return (-1) ** (order // 2) * value
 
-    # Derivatives shift the phase: that by v changes the sign of the first cosine's argument.
-    difference = wave(m - n, xp.where(sign > 0, near, far), i + j)
-    together = wave(m + n, xp.where(sign > 0, far, near), i + j)
-    return 0.5 * ((-1) ** j * difference - together)
+    cosines = shifted(m, i + 1) * shifted(n, j + 1)
+    return 0.5 * (cosines * difference + shifted(m, i) * shifted(n, j) * (near + far))
 
 
 def _by_width(f: Activation) -> list[tuple[Gate, ...]]:

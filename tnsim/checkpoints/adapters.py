@@ -27,6 +27,7 @@ from tnsim.checkpoints.folders import (
 )
 from tnsim.checkpoints.formats import Contents, Stored, contents
 from tnsim.checkpoints.guard import naming, refusing
+from tnsim.checkpoints.module_calls import copy_of
 from tnsim.checkpoints.named_arrays import to_numpy
 from tnsim.errors import CheckpointError, printable
 
@@ -100,8 +101,6 @@ def merged_module(module: Any) -> Any:
     """
     if not (hasattr(module, "peft_config") and hasattr(module, "get_base_model")):
         return module
-    import copy
-
     if not hasattr(module, "merge_and_unload"):
         kinds = ", ".join(str(one.peft_type) for one in module.peft_config.values())
         raise CheckpointError(f"adapters of kind {kinds} are no part of the weights of the base")
@@ -110,7 +109,7 @@ def merged_module(module: Any) -> Any:
     off = {one for one in said if isinstance(one, bool)}
     if len(off) > 1:
         raise CheckpointError("some adapters are disabled and others not: disable all or none")
-    copied = copy.deepcopy(module).double()
+    copied = copy_of(module).double()
     return copied.unload() if off == {True} else copied.merge_and_unload()
 
 

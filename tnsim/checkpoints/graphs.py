@@ -13,8 +13,8 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -226,7 +226,7 @@ def compared_sizes(module: torch.nn.Module, example: torch.Tensor, axis: int) ->
     sizes = [DimDynamic.STATIC] * example.ndim
     sizes[axis] = DimDynamic.DYNAMIC
     try:
-        with warnings.catch_warnings(), torch.no_grad():
+        with warnings.catch_warnings(), _unsaid("torch._subclasses.fake_tensor"), torch.no_grad():
             warnings.simplefilter("ignore")
             given = mode.from_tensor(
                 example.clone(), symbolic_context=StatelessSymbolicContext(dynamic_sizes=sizes)
@@ -246,6 +246,17 @@ def compared_sizes(module: torch.nn.Module, example: torch.Tensor, axis: int) ->
         return None
     numbers = {abs(int(str(n))) for guard in guards for n in guard.atoms() if n.is_Integer}
     return {size for n in numbers for size in (n, n + 1) if size}
+
+
+@contextmanager
+def _unsaid(name: str) -> Iterator[None]:
+    """Keep a logger from reporting what is tried here, and may fail."""
+    logger = logging.getLogger(name)
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def _outputs(module: torch.nn.Module, state: Mapping[str, torch.Tensor], x: Any) -> torch.Tensor:

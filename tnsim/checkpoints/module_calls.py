@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable
 from functools import wraps
@@ -95,6 +96,32 @@ def array(value: Any) -> np.ndarray:
     if numbers.is_floating_point():
         numbers = numbers.double()
     return np.array(numbers.numpy())
+
+
+def copy_of(module: Any) -> Any:
+    """A copy of a module, also of one that keeps tensors computed from its parameters.
+
+    Pruning and the norms of `torch.nn.utils` keep a weight as an attribute, beside the parameters
+    that it is computed from before every call. PyTorch copies no such tensor, as a copy would have
+    no history; that of a module needs none, since the next call computes it anew.
+
+    Args:
+        module: A module of PyTorch, or what a package wraps one in.
+
+    Example:
+        >>> import torch
+        >>> from torch.nn.utils import prune
+        >>> pruned = prune.l1_unstructured(torch.nn.Linear(2, 1), "weight", 1)
+        >>> int((copy_of(pruned).weight == 0).sum())
+        1
+    """
+    torch = require_torch()
+    known: dict[int, Any] = {}
+    for child in module.modules() if isinstance(module, torch.nn.Module) else ():
+        for kept in (*vars(child).values(), *child.buffers(recurse=False)):
+            if isinstance(kept, torch.Tensor) and not kept.is_leaf:
+                known[id(kept)] = kept.detach().clone()
+    return copy.deepcopy(module, known)
 
 
 def outside_compiler(function: Callable[P, T]) -> Callable[P, T]:

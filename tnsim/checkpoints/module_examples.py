@@ -7,13 +7,12 @@ compared with the module on random batches of several sizes.
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tnsim.checkpoints.module_calls import array, require_torch
+from tnsim.checkpoints.module_calls import array, copy_of, require_torch
 from tnsim.checkpoints.norms import Normed
 from tnsim.errors import ModelError, in_one_line
 from tnsim.models.functions import batch_of_inputs, check_one_input, tensor_of
@@ -169,7 +168,7 @@ def shape_of_inputs(module: Any, n_ctx: int | None) -> tuple[int, ...]:
     """
     torch = require_torch()
     with torch.no_grad():
-        double = copy.deepcopy(module).double().eval()
+        double = copy_of(module).double().eval()
         example = example_inputs(double, None, n_ctx)
     name = type(module).__name__
     if not example.is_floating_point():

@@ -9,7 +9,6 @@ random batches of several sizes.
 
 from __future__ import annotations
 
-import copy
 import logging
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,7 +20,7 @@ import numpy as np
 from tnsim.checkpoints.adapters import merged_module
 from tnsim.checkpoints.guard import cause, refusing
 from tnsim.checkpoints.layer_rules import normed
-from tnsim.checkpoints.module_calls import array, diverged, outside_compiler, require_torch
+from tnsim.checkpoints.module_calls import array, copy_of, diverged, outside_compiler, require_torch
 from tnsim.checkpoints.module_examples import (
     AN_EXAMPLE,
     POSITIONS,
@@ -204,7 +203,7 @@ class StatesOf:
         self, state: Mapping[str, Any], leave_out: Sequence[str], advise: bool = False
     ) -> tuple[Any, tuple[str, ...]]:
         torch = require_torch()
-        module = copy.deepcopy(self.module)
+        module = copy_of(self.module)
         own = module.state_dict(keep_vars=True)
         # Files such as safetensors hold a tensor of several names under one of them, the first.
         first: dict[int, str] = {}
@@ -733,7 +732,7 @@ def double_of(module: Any) -> Any:
         torch.float64
     """
     with refusing("the module cannot be copied in float64"):
-        double = copy.deepcopy(module).double()
+        double = copy_of(module).double()
     _settle_epsilons(module, double)
     return double
 

@@ -8,7 +8,6 @@ of which a part is asked for runs on random states, hooks included, and is compa
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.checkpoints.module_calls import array, require_torch
+from tnsim.checkpoints.module_calls import array, copy_of, require_torch
 from tnsim.checkpoints.modules import from_module
 from tnsim.circuits.standard_parts import Circuits, PartName, StandardParts, View, activation_of
 from tnsim.circuits.transformer import Affine
@@ -99,7 +98,7 @@ class PartsOfModule(StandardParts):
         layout, transformer = self.transformer.layout, self.transformer
         place = transformer.path(i)
         arguments, named = self._block_calls()[i]
-        block = copy.deepcopy(self.module.get_submodule(place)).to("cpu").double().eval()
+        block = copy_of(self.module.get_submodule(place)).to("cpu").double().eval()
         is_heads = kind == "heads"
         before = layout.attention_norm if is_heads else layout.mlp_norm
         # OPT keeps the maps of its MLP in the layer itself.

@@ -114,7 +114,7 @@ def _is_rounding(
         return False  # an exact plan, which knows what cancels
     least = _ROUNDING * float(np.finfo(np.float64).eps) * np.abs(mean).max(initial=0.0)
     # A few points tell of all functions but constant ones.
-    few = points.block(0, min(4, points.count))
+    few = points.block(0, points.aligned(4) if points.continuations else min(4, points.count))
     batches = itertools.chain([few], all_points([*models] or [rest], points, "float64", budget))
     return all(np.abs(rest(batch.inputs)).max(initial=0.0) <= least for batch in batches)
 

@@ -71,7 +71,8 @@ class Change:
         share: Signed shares (components,), which sum to 1; along weights, each and their sum within
             a thousandth, or a caveat says how well they are known.
         total: Squared distance `|b - a|^2` in units of squared outputs, or `1 - similarity`, or the
-            score of b less that of a.
+            score of b less that of a; of polynomials with the linear layers of b on both sides,
+            unless `ends=True`.
         surroundings: The same measure of the change of linear layers alone, which are no components
             and taken from b on both sides; 0 with `ends=True`.
         of: Measure of the change, `distance` or `similarity`, or the name of the score.

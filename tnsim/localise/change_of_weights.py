@@ -66,6 +66,8 @@ _ROUNDING = 1e3
 """Relative rounding of outputs, in units of the last place."""
 _MOST_GROUPS = 8
 """Most groups of draws."""
+_PARAMETRIZED = "parametrizations"
+"""Name under which PyTorch keeps what a weight of a module is computed from."""
 
 
 def groups_of(
@@ -93,6 +95,8 @@ def groups_of(
         (['wte', 'h.0.attn', 'h.0.mlp'], ['wte', 'h.0'])
         >>> list(groups_of(names, ["h.0.attn"]))
         ['others', 'h.0.attn']
+        >>> list(groups_of(["0.bias", "0.parametrizations.weight.original0"], "module"))
+        ['0']
     """
     chosen = list(by) if isinstance(by, Iterable) and not isinstance(by, str | bytes) else None
     if chosen is not None:
@@ -126,6 +130,8 @@ def _group_of(name: str, by: Any) -> str:
     if by == "parameter":
         return name
     *path, _ = name.split(".")
+    if _PARAMETRIZED in path[1:]:
+        path = path[: path.index(_PARAMETRIZED, 1)]
     if isinstance(by, int):
         path = path[:by]
     else:
@@ -207,6 +213,13 @@ class OnInputs:
         self.zeros, self.ones = np.zeros(len(self.names)), np.ones(len(self.names))
         self.total = self.measure(self.zeros, self.ones)
         squares = self._products(self.ones)[1]
+        check_finite([self.total, squares])
+        vanished = max(self.total, squares) < float(np.finfo(np.float64).tiny)
+        if vanished and any(batch.values.any() for batch in self.differences()):
+            raise TnsimError(
+                "the outputs of the networks are so small that their squares are below the range "
+                "of floats: scale what both give by one factor"
+            )
         self.length = np.sqrt(squares)
         # |b - a|^2 that is left of equal outputs by rounding.
         rounding = (_ROUNDING * float(np.finfo(setting.dtype).eps)) ** 2
@@ -237,6 +250,7 @@ class OnInputs:
             self.kept[number, end] = outputs
         return outputs
 
+    @np.errstate(over="ignore", invalid="ignore")  # squares beyond floats are refused by name
     def measure(self, first: Switches, second: Switches) -> float:
         differing = longer = shorter = ones = 0.0
         for _, number, batch in self._batches():
@@ -284,6 +298,7 @@ class OnInputs:
             found[group] += self.network.slopes(batch.inputs, cotangent)
         return found
 
+    @np.errstate(over="ignore", invalid="ignore")
     def _products(self, switches: Switches) -> tuple[float, float]:
         """The inner product `<f, b>` and the squared norm `|f|^2` of a network f."""
         products = squares = 0.0
@@ -558,11 +573,13 @@ def exchange_weights(a: Any, b: Any, setting: Setting, by: Any, of: Any) -> Weig
     """
     metric = setting.metric
     said: tuple[str, ...] = ()
+    are_models = not is_function(a)
+    if are_models:
+        said, by = caveats(a, b), "block"
     if not callable(of):
         check_measure(of)
         check_comparison(a, b, metric)
-    if isinstance(metric, Empirical) and not is_function(a):
-        said, by = caveats(a, b), "block"
+    if isinstance(metric, Empirical) and are_models:
         a, b = (Partial(outputs_on, all_numbers(with_dense_matrices(model))) for model in (a, b))
     if is_function(a):
         network = switched_network(a, b, getattr(metric, "output", None), setting.dtype)
@@ -571,7 +588,7 @@ def exchange_weights(a: Any, b: Any, setting: Setting, by: Any, of: Any) -> Weig
         )
     else:
         check_untraced("change", a, b, metric)
-        lineage, said, by = OfModels(a, b, setting, str(of)), caveats(a, b), "block"
+        lineage = OfModels(a, b, setting, str(of))
     check_finite(lineage.total)
     if lineage.total == 0:
         what = (
@@ -579,7 +596,8 @@ def exchange_weights(a: Any, b: Any, setting: Setting, by: Any, of: Any) -> Weig
         )
         raise Unchanged(f"the networks {what}: there is no change to split")
     parts = groups_of(lineage.names, "module" if by is None else by)
-    labels = tuple(label.replace("layers.", "layer ", 1) for label in parts)
+    # Modules are found by the names that they have, layers of models by their numbers.
+    labels = tuple(x.replace("layers.", "layer ", 1) if are_models else x for x in parts)
     return WeightsExchanged(lineage, labels, tuple(parts.values()), said)
 
 

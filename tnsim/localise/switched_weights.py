@@ -147,9 +147,13 @@ class _SwitchedModule:
     def __init__(self, a: Any, b: Any, output: str | int | None, dtype: str) -> None:
         import torch
 
-        from tnsim.checkpoints.modules import double_of, unwrapped_module  # where a module comes
+        from tnsim.checkpoints.adapters import merged_module  # where a module comes
+        from tnsim.checkpoints.modules import double_of, unwrapped_module
 
         first, second = unwrapped_module(a), unwrapped_module(b)
+        if _floats(first).keys() != _floats(second).keys():
+            # An adapter beside its base has moved the weights of the base.
+            first, second = merged_module(first), merged_module(second)
         self.network = double_of(second)
         if dtype == "float32":
             self.network = self.network.float()
@@ -183,8 +187,10 @@ class _SwitchedModule:
             for n in np.flatnonzero(switches != self.switches):
                 place = self.places[n]
                 one, two = (end[n].detach().to(place) for end in self.ends)
-                # Exact at both ends, as `one + s (two - one)` is not.
-                place.copy_(torch.lerp(one, two, float(switches[n])))
+                # Exact at both ends, as `one + s (two - one)` is not, and where both have one
+                # infinity, as in a mask.
+                between = torch.lerp(one, two, float(switches[n]))
+                place.copy_(torch.where(one == two, one, between))
         self.switches = np.array(switches)
 
     def outputs(self, inputs: Any) -> np.ndarray:

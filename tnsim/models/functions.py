@@ -551,14 +551,19 @@ def check_one_input(module: Any, error: Exception | None = None) -> None:
         ) from error
 
 
+_MOVING_IN_TRAINING = ("BatchNorm", "SpectralNorm")
+"""Parts of the names of classes that read or move a state of their own in training mode."""
+
+
 def is_random_in_training(module: Any) -> bool:
-    """Whether a module in training mode drops units, or takes statistics from the batch.
+    """Whether a module in training mode drops units, takes statistics from the batch, or moves.
 
     Args:
         module: A module of PyTorch.
 
     Returns:
-        True for dropout with a chance above 0 and for batch norms.
+        True for dropout with a chance above 0, for batch norms, and for spectral norms, which take
+        a step of an iteration at each call.
 
     Example:
         >>> import torch
@@ -568,5 +573,7 @@ def is_random_in_training(module: Any) -> bool:
     # Dropout keeps its chance in `p`, attention in `dropout`.
     chances = (getattr(module, "p", None), getattr(module, "dropout", None))
     drops = any(isinstance(chance, float) and chance > 0 for chance in chances)
-    # Batch norms of every dimension share a base class, and so do those of users.
-    return drops or any("BatchNorm" in cls.__name__ for cls in type(module).__mro__)
+    # Batch norms of every dimension share a base class, and so do those of users. Spectral norms
+    # are parametrisations, or in their older form hooks.
+    kinds = *type(module).__mro__, *map(type, getattr(module, "_forward_pre_hooks", {}).values())
+    return drops or any(x in kind.__name__ for kind in kinds for x in _MOVING_IN_TRAINING)

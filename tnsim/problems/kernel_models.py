@@ -45,7 +45,7 @@ from tnsim.problems.hidden_units import HiddenUnits, segments
 from tnsim.problems.kernels import Blocks, Prepared, blocks_of, inner, kernel_blocks, prepared
 from tnsim.problems.tensors.affine import Affine
 from tnsim.problems.tensors.kinds import Kinds
-from tnsim.scaled import SMALLEST, ScaledSum, larger, shifted, split
+from tnsim.scaled import SMALLEST, ScaledSum, larger, library, shifted, split
 from tnsim.sessions import per_object_cache
 
 _EPS = float(np.finfo(np.float64).eps)
@@ -350,6 +350,9 @@ def product_of(
         bound = bound + count * (products.bound + error * products.size)
     # The bound of truncation is expressed as size, on which the error of rounding is relative.
     size = size + bound / Arithmetic(1, dtype).rounding
+    # Squares of units of 1e-160 have few digits or none, by the smallest step of floats.
+    xp = library(size)
+    size = xp.where(size > 0, size + float(np.finfo(dtype).tiny), size)
     return ScaledSum(value, np.zeros(()), (a.cancels * b.cancels) ** 0.5 * size)
 
 

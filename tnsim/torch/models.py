@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Mapping
 from typing import Any
 
 from tnsim.checkpoints.graphs import state_of
-from tnsim.checkpoints.module_calls import require_torch
+from tnsim.checkpoints.module_calls import copy_of, require_torch
 from tnsim.checkpoints.modules import Declared, graph_layers, recognised
 from tnsim.errors import UnsupportedLayer
 from tnsim.models.model import Model
@@ -43,7 +42,7 @@ def model_of(
     if parameters and example.is_floating_point():
         # The graph is that of the module's own type and place.
         example = example.to(parameters[0])
-    traced = copy.deepcopy(module).eval()
+    traced = copy_of(module).eval()
     own = state_of(module)
     # The caller's autocast would round weights on their way into the layers.
     exact = torch.autocast(example.device.type, enabled=False)

@@ -13,7 +13,6 @@ adaptor is made for this loop.
 
 from __future__ import annotations
 
-import copy
 import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +23,7 @@ from numpy.typing import DTypeLike
 
 from tnsim.analysis import figures, matrices
 from tnsim.checkpoints.given import given_model, is_module
-from tnsim.checkpoints.module_calls import diverged
+from tnsim.checkpoints.module_calls import copy_of, diverged
 from tnsim.compare.request import estimated, may_estimate
 from tnsim.compare.similarity import similarity
 from tnsim.engine.ir.dtypes import dtype_name
@@ -290,7 +289,7 @@ def _frozen(module: Any) -> Any:
     # A module is copied whole, with dropout off and without gradients, and the module in training
     # stays in its mode.
     if hasattr(module, "named_parameters"):
-        frozen = copy.deepcopy(module).eval()
+        frozen = copy_of(module).eval()
         for parameter in frozen.parameters():
             # The weights of a copied program of TorchScript are computed from those of the first.
             parameter.requires_grad_(False) if parameter.is_leaf else parameter.detach_()
