@@ -52,7 +52,7 @@ def test_forward_passes_on_a_file_of_inputs(folder, rng):
     wanted = tnsim.pairwise(tnsim.load(models), metric).similarity.values
     options = ("--metric", "empirical", "--inputs", inputs)
     command("pairwise", models, "--out", folder / "out", *options)
-    found = tnsim.open_pairwise(folder / "out" / "store")
+    found = tnsim.open_pairwise(folder / "out")
     assert_close(found.similarity.values, wanted, scale=1.0, rtol=1e-12)
     assert found.attrs["metric"] == "empirical" and "standard_error" in found
     watched = folder / "watched"

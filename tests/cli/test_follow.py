@@ -205,7 +205,7 @@ def test_a_watcher_behind_another_waits_for_the_files(tmp_path, rng, monkeypatch
     monkeypatch.setattr(follow.time, "sleep", sleep)
     done = command("pairwise", run, "--out", out, "--follow", 0.05, "--until", 3)
     assert "models 3, 3 new" in done.stdout and len(sleeps) == 3
-    assert tnsim.open_pairwise(out / "store").identical(wanted)
+    assert tnsim.open_pairwise(out).identical(wanted)
 
 
 def test_others_and_parts_as_pairwise_takes_them(tmp_path, rng, run):
@@ -222,7 +222,7 @@ def test_others_and_parts_as_pairwise_takes_them(tmp_path, rng, run):
         tnsim.save(tnsim.Model([layer]), path)
     done = command(*options[:-2], "--parts", "ov", "--out", tmp_path / "parts")
     assert "in layer 0 head" in done.stdout
-    found = tnsim.open_pairwise(tmp_path / "parts" / "parts")
+    found = tnsim.open_pairwise(tmp_path / "parts")
     wanted = tnsim.pairwise(tnsim.parts(tnsim.load(run), ["ov"])).similarity.values
     assert abs(found.similarity.values - wanted).max() < 1e-12 and wanted.shape == (2, 2, 2)
 

@@ -242,7 +242,7 @@ def open_pairwise(path: str | os.PathLike[str]) -> Pairwise:
     """The result in a store, every number of it verified.
 
     Args:
-        path: The folder that was the `store` of a run.
+        path: The folder that was the `store` of a run, or the `--out` of the command.
 
     Returns:
         A `Pairwise` as the run returns it. Pairs that are not computed yet are NaN.
@@ -265,7 +265,7 @@ def open_pairwise(path: str | os.PathLike[str]) -> Pairwise:
         True
     """
     require_xarray()
-    folder = stores.folder(path)
+    folder = stores.within_results(stores.folder(path))
     whole = growing.read(folder)
     if whole is not None:
         attrs, arrays, missing = whole

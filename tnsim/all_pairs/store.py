@@ -443,6 +443,19 @@ def _other_models(side: str, theirs: Mapping[str, Any], ours: Mapping[str, Any])
     return f"its models on side {side} in another order"
 
 
+WITHIN_RESULTS = ("store", "parts")
+"""Names of the store, of whole models and of parts, in the folder where the command writes."""
+
+
+def within_results(path: Path) -> Path:
+    """The store in a folder of results, or the path itself where there is none in it."""
+    if not list_file(path, RUN).exists():
+        for inside in (path / name for name in WITHIN_RESULTS):
+            if list_file(inside, RUN).exists():
+                return inside
+    return path
+
+
 def folder(path: str | os.PathLike[str]) -> Path:
     """The path of a store.
 

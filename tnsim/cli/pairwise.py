@@ -274,7 +274,9 @@ def _store_in(out: Path, parts: str | None) -> Path:
     Raises:
         StoreMismatch: The folder holds results of the other kind, which the tables would replace.
     """
-    ours, theirs = out / "store", out / "parts"
+    from tnsim.all_pairs.store import WITHIN_RESULTS
+
+    ours, theirs = (out / name for name in WITHIN_RESULTS)
     if parts is not None:
         ours, theirs = theirs, ours
     if theirs.exists():
