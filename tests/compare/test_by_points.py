@@ -17,8 +17,8 @@ from sequence_oracles import attention
 import tnsim
 from tnsim.compare import by_features
 from tnsim.compare.by_points import reading_of
+from tnsim.problems import at_points as passes
 from tnsim.problems import batches
-from tnsim.problems import forward as passes
 
 
 def cosine(x, y, weights=None):

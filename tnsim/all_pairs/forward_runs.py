@@ -1,8 +1,8 @@
 """The route of a run by forward passes, under metrics that add up over points.
 
 A tile runs each of its models once over all points and adds up the Gram matrix of their outputs
-batch by batch (see `problems.forward`). Tiles are therefore as large as memory allows, so that few
-models run more than once. Every task makes the points anew: they are closures, and cheap.
+batch by batch (see `problems.at_points`). Tiles are therefore as large as memory allows, so that
+few models run more than once. Every task makes the points anew: they are closures, and cheap.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from tnsim.metrics.points import Points
 from tnsim.models.differences import by_differences
 from tnsim.models.functions import is_function, outputs_of, refused_under
 from tnsim.models.model import Model
-from tnsim.problems import batches, forward
+from tnsim.problems import at_points, batches
+from tnsim.problems.at_points import Sums
 from tnsim.problems.batches import GROUPS, STARTING, Part
-from tnsim.problems.forward import Sums
 from tnsim.problems.tensors.kinds import kinds
 
 _BATCH = 1024  # inputs on which a function runs at once for its digest
@@ -54,7 +54,7 @@ class AtThePoints(Way):
         """See `Way.norms`."""
         sums = self._sums(job, entries, entries)
         shares = sums.mean_shares() or [np.full(len(entries), np.nan)]
-        return NormBlock(job.finite(forward.total(sums.rows)), shares[0])
+        return NormBlock(job.finite(at_points.total(sums.rows)), shares[0])
 
     def tile(self, job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> Tile:
         """See `Way.tile`.
@@ -62,7 +62,7 @@ class AtThePoints(Way):
         Where a single group of draws has all the weight, errors are unknown, and infinite.
         """
         sums = self._sums(job, rows, columns)
-        products = job.finite(forward.total(sums.products))
+        products = job.finite(at_points.total(sums.products))
         if not self.points.drawn:
             return Tile(products)
         error = cosine_error(sums.over_outputs() if job.setting.slices else sums)
@@ -156,8 +156,8 @@ def _sums(
         second = [_terms(entry, known, setting.dtype) for entry in columns]
     means = columns is None and are_inputs(points, setting.metric)
     asked = setting.slices, setting.dtype, setting.budget
-    found = forward.sums(first, second, points, *asked, means=means)
-    return forward.with_cancellation(found, first, second, points)
+    found = at_points.sums(first, second, points, *asked, means=means)
+    return at_points.with_cancellation(found, first, second, points)
 
 
 def function_entry(source: Source, metric: Any, stored: bool) -> Entry:

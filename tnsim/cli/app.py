@@ -399,7 +399,7 @@ def run(program: typer.Typer, name: str) -> None:
     warnings.showwarning = _warn
     if sys.stderr is None:  # closed by the parent process: messages go nowhere
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  open until the process ends
-    for slow in ("tnsim.engine.search.progress", "tnsim.problems.forward", "tnsim.long_work"):
+    for slow in ("tnsim.engine.search.progress", "tnsim.problems.at_points", "tnsim.long_work"):
         logging.getLogger(slow).setLevel(logging.INFO)
         logging.getLogger(slow).addHandler(_Lines())
     try:

@@ -38,7 +38,7 @@ from tnsim.metrics.quadrature import gaussian_points, most_directions
 from tnsim.models.arrays import is_traced
 from tnsim.models.forward import directions, reading_layers
 from tnsim.models.model import AnyModel, Model
-from tnsim.problems import batches, forward
+from tnsim.problems import at_points, batches
 from tnsim.problems.families import has_plan
 from tnsim.problems.tensors.kinds import kinds, nonlinear
 from tnsim.scaled import taken
@@ -132,16 +132,16 @@ class AtPoints:
             # Batches follow no smaller budget: each becomes part of the caller's program.
             known = [part for _, part in (*one, *two)]
             every = batches.all_points(known, points, dtype, Budget())
-            found = forward.over_batches(one, two, every, slices, request.squared_norms)
+            found = at_points.over_batches(one, two, every, slices, request.squared_norms)
             return InnerProducts(found, 0.0, True, str(found["AB"].mantissa.dtype), self.name)
         means = are_inputs(points, request.metric)
-        sampled = forward.sums([one], [two], points, slices, dtype, request.budget, means=means)
-        sampled = forward.with_cancellation(sampled, [one], [two], points)
+        sampled = at_points.sums([one], [two], points, slices, dtype, request.budget, means=means)
+        sampled = at_points.with_cancellation(sampled, [one], [two], points)
         # Sums of forward passes are matrices of all rows with all columns; here each side is a row.
         values = {
-            "AB": taken(forward.total(sampled.products), (0, 0)),
-            "AA": taken(forward.total(sampled.rows), 0),
-            "BB": taken(forward.total(sampled.columns), 0),
+            "AB": taken(at_points.total(sampled.products), (0, 0)),
+            "AA": taken(at_points.total(sampled.rows), 0),
+            "BB": taken(at_points.total(sampled.columns), 0),
         }
         share = smaller_share(*(float(shares[0]) for shares in sampled.mean_shares()))
         return InnerProducts(values, 0.0, False, dtype, self.name, sampled, points.count, share)
@@ -164,7 +164,7 @@ def at_traced_points(first: AnyModel, second: AnyModel, sample: WeightedPoints) 
         first, second: Models or sums of models.
         sample: All points.
     """
-    found = forward.over_batches(parts(first), parts(second), [sample], False, True)
+    found = at_points.over_batches(parts(first), parts(second), [sample], False, True)
     return InnerProducts(found, 0.0, True, str(found["AB"].mantissa.dtype), "data")
 
 

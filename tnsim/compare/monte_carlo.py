@@ -29,9 +29,9 @@ from tnsim.metrics.quadrature import gaussian_draws
 from tnsim.models.checks import Seed, check_untraced, seed_number
 from tnsim.models.model import Model
 from tnsim.options import checked
-from tnsim.problems import forward
+from tnsim.problems import at_points
+from tnsim.problems.at_points import Sums
 from tnsim.problems.batches import GROUPS
-from tnsim.problems.forward import Sums
 from tnsim.tables import html_table
 
 Expectation: TypeAlias = Gaussian | GaussianClosure | Categorical
@@ -132,7 +132,7 @@ def check(
         reading = Reading(width, positions[0] if positions else None, 1)
     points = _drawn_points(asked, reading, samples, seed)
     with _with_bar(points, progress) as watched:
-        sums = forward.sums([parts(a)], [parts(b)], watched, False, "float64")
+        sums = at_points.sums([parts(a)], [parts(b)], watched, False, "float64")
     estimate, error = _estimated_cosine(sums, Arithmetic(highest_degree((a, b)), "float64"))
     # Without spread, as between a model and its copy, nothing deviates.
     both = math.hypot(error, float(closed.standard_error or 0.0))
@@ -142,10 +142,10 @@ def check(
 
 def _estimated_cosine(sums: Sums, arithmetic: Arithmetic) -> tuple[float, float]:
     """The cosine of the only pair, and the standard error of the cosine."""
-    norms = forward.total(sums.rows), forward.total(sums.columns)
+    norms = at_points.total(sums.rows), at_points.total(sums.columns)
     for norm, which in zip(norms, ("first", "second"), strict=True):
         precision.check_norm(norm, f"the {which} model, on the samples,", True, arithmetic)
-    cosines = precision.cosine(forward.total(sums.products), *norms, arithmetic)
+    cosines = precision.cosine(at_points.total(sums.products), *norms, arithmetic)
     errors = cosine_error(sums)
     assert errors is not None  # samples are drawn
     return float(precision.clipped(cosines)[0, 0]), float(errors[0, 0])

@@ -24,7 +24,7 @@ from tnsim.models.checks import check_comparable, check_numbers
 from tnsim.models.functions import Function, is_function, refused_under
 from tnsim.models.model import AnyModel, Model, terms
 from tnsim.names import Pair
-from tnsim.problems.forward import Sums, Terms
+from tnsim.problems.at_points import Sums, Terms
 from tnsim.problems.hidden_units import answers
 from tnsim.problems.tensors.kinds import kinds, nonlinear
 from tnsim.scaled import ScaledSum

@@ -38,7 +38,7 @@ from tnsim.models.components import (
 from tnsim.models.forward import plain_forward
 from tnsim.models.layers import innermost
 from tnsim.models.model import Model, caveats
-from tnsim.problems import forward
+from tnsim.problems import at_points
 from tnsim.scaled import power
 from tnsim.tables import guarantee, html_table
 
@@ -199,8 +199,8 @@ def edges_between(model: Model, by: str, setting: Setting) -> Edges:
         # partner.
         rows = [[(1.0, whole), (-1.0, other)] for other in cuts]
         one: list[Any] = [[(1.0, whole)]]
-        sums = forward.sums(rows, one, points, False, setting.dtype, setting.budget)
-        squares = forward.total(sums.rows)
+        sums = at_points.sums(rows, one, points, False, setting.dtype, setting.budget)
+        squares = at_points.total(sums.rows)
         cut = np.asarray(power(squares.mantissa, squares.exponent))
     labels = tuple(_label(parts, edge) for edge in edges)
     exact, said = setting.exact(model), caveats(model)

@@ -1,7 +1,7 @@
 """Inner products of many models of one shape that share layers, such as switched models.
 
 At points every layer runs once for all models that share it and what is below it
-(`problems.forward`). Along plans `pairwise` answers, by feature vectors or by one plan for all
+(`problems.at_points`). Along plans `pairwise` answers, by feature vectors or by one plan for all
 pairs with the share of each model computed once.
 """
 
@@ -29,7 +29,7 @@ from tnsim.metrics.metric import GaussianClosure
 from tnsim.metrics.points import Points
 from tnsim.metrics.protocol import Metric
 from tnsim.models.model import AnyModel, Model
-from tnsim.problems import forward
+from tnsim.problems import at_points
 from tnsim.problems.conditioning import amplification, cancellation_at
 from tnsim.problems.tensors.kinds import kinds, nonlinear
 from tnsim.scaled import LOG_2, Scaled, ScaledSum
@@ -178,7 +178,7 @@ def gram(rows: Sequence[Model], columns: Sequence[Model] | None, setting: Settin
     points = setting.points(*rows, *(columns or ()))
     if points is None:
         return _along_plans(rows, columns, setting)
-    sums = forward.sums(
+    sums = at_points.sums(
         [[(1.0, model)] for model in rows],
         None if columns is None else [[(1.0, model)] for model in columns],
         points,
@@ -186,7 +186,7 @@ def gram(rows: Sequence[Model], columns: Sequence[Model] | None, setting: Settin
         setting.dtype,
         setting.budget,
     )
-    values, exponent = _in_one_scale(forward.total(sums.products))
+    values, exponent = _in_one_scale(at_points.total(sums.products))
     left_out = None
     # Groups without weight have no values to leave out.
     counted = sums.shares > 0

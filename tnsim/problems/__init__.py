@@ -16,5 +16,5 @@ The modules in their reading order:
     receptive_fields           the same of sparse layers
     hidden_units               models as functions of hidden units, a nonlinear layer each
     kernels, kernel_models     sums over pairs of hidden units, of one layer and of several
-    batches, forward           what forward passes at points take, and their sums
+    batches, at_points         what forward passes at points take, and their sums
 """

@@ -1,7 +1,7 @@
 """The cosine of the outputs of two functions on inputs, with gradients by autograd.
 
 With `F_a = sqrt(w_i) a(x_i)` over all inputs, positions and outputs, the cosine is
-`F_a . F_b / (|F_a| |F_b|)`, see `problems.forward`. Modules and functions of PyTorch run in their
+`F_a . F_b / (|F_a| |F_b|)`, see `problems.at_points`. Modules and functions of PyTorch run in their
 own precision and on their own device, as a part of the autograd graph. Models run in JAX; models
 with moving weights run once more on the way back. Inputs pass in batches, of which autograd keeps
 the values inside of modules that have a gradient, and the outputs of the other side beside them.
@@ -47,8 +47,14 @@ from tnsim.models.functions import (
     run_with_gradients,
 )
 from tnsim.models.model import Model, with_dense_matrices
+from tnsim.problems.at_points import (
+    Sums,
+    check_shapes,
+    traced_vector,
+    vectors_of,
+    with_cancellation,
+)
 from tnsim.problems.batches import batch_size
-from tnsim.problems.forward import Sums, check_shapes, traced_vector, vectors_of, with_cancellation
 from tnsim.scaled import ScaledSum, taken
 from tnsim.torch.autograd import check_first_derivative, of_jax, to_jax
 
