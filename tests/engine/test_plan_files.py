@@ -139,8 +139,12 @@ def operation(data, n=0):
         (lambda d: operation(d)[2][0].append(7), "axes of argument"),
         (lambda d: operation(d).__setitem__(3, [99]), "a label of the output is on no argument"),
         (
-            lambda d: d["programs"][0].pop("unshared"),
-            "missing or unknown fields of a Program: unshared",
+            lambda d: d["programs"][0].pop("outputs"),
+            r"missing required field `outputs` - at `\$\.programs\[0\]`",
+        ),
+        (
+            lambda d: operation(d)[1].__setitem__(0, -1),
+            r"Expected `int` >= 0 - at `\$\.programs\[0\]\.operations\[0\]\[1\]\[0\]`",
         ),
         (lambda d: d["stages"][0].update(program=7), "stage 0: there is no program 7"),
         (lambda d: d["stages"][0]["inputs"].__setitem__(0, "?"), "nothing gives its input '[?]'"),
@@ -149,7 +153,7 @@ def operation(data, n=0):
             lambda d: d.update(dtype="int8"),
             "dtype must be one of float64, float32, complex128, complex64, found 'int8'",
         ),
-        (lambda d: d.update(exact=1), "expected true or false, found 1"),
+        (lambda d: d.update(exact=1), r"Expected `bool`, got `int` - at `\$\.exact`"),
     ],
 )
 def test_what_is_wrong_is_named(damage, message, rng):

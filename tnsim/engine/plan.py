@@ -17,7 +17,7 @@ from tnsim.engine.contraction_paths import ContractionPath, path_of, tree_of
 from tnsim.engine.costs import Round
 from tnsim.engine.ir.dtypes import ITEM_BYTES
 from tnsim.engine.ir.plan_json import document, plan_from
-from tnsim.engine.ir.program import Program
+from tnsim.engine.ir.program import Count, Program
 from tnsim.engine.ir.stages import PlanStage, WholePlan, scale_weights
 from tnsim.tables import html_table
 
@@ -58,14 +58,14 @@ class Plan:
     metric: str
     exact: bool
     dtype: str
-    diagrams: int
+    diagrams: Count
     programs: tuple[Program, ...]
     stages: tuple[PlanStage, ...]
-    shapes: dict[str, tuple[int, ...]]
+    shapes: dict[str, tuple[Count, ...]]
     outputs: tuple[str, ...]
-    scales: dict[str, tuple[tuple[str, int], ...]]
+    scales: dict[str, tuple[tuple[str, Count], ...]]
     searched_with: str = ""
-    runs: int = 1
+    runs: Count = 1
 
     @cached_property
     def multiplications(self) -> int:

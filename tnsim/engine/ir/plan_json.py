@@ -7,8 +7,8 @@ no spaces), so a document may be indented or reordered, but no value in it may d
 protects against damage and editing, not against forgery, as anybody can compute a digest.
 
 `plan_from_data` and `program_from_data` turn parsed JSON into plans and programs that can run, or
-raise `ValueError` with the place of the error. `_decoder` makes values of the types that the fields
-of plans are annotated with. Then every assumption of the runtime is checked: arguments are earlier
+raise `ValueError` with the place of the error. msgspec makes values of the types that the fields of
+plans are annotated with. Then every assumption of the runtime is checked: arguments are earlier
 values, every axis has a label, equal labels have equal sizes, results have the shapes that their
 readers expect. Data that passes these checks may still be another plan than the written plan, which
 only the digest tells.
@@ -23,9 +23,10 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from functools import cache
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
 
 from tnsim.engine.ir.dtypes import ALL_DTYPES
 from tnsim.engine.ir.program import Operation, Program
@@ -34,6 +35,7 @@ from tnsim.errors import CheckpointError
 
 DIGEST = "digest"
 S = TypeVar("S", bound=Schedule)
+T = TypeVar("T")
 Shape = tuple[int, ...]
 MOST = 10**200  # bound on counts: sums and quotients of counts below it are finite as floats
 FORMAT = 3  # number of the layout of a document; documents of another layout are refused
@@ -91,7 +93,7 @@ def plan_from_data(data: Any, form: type[S]) -> S:
     Raises:
         ValueError: For data that is no plan, with the place of the error.
     """
-    plan: S = _decoder(form, "plan")(data)
+    plan = _converted(data, form)
     if plan.runs < 1:
         raise ValueError("a plan is run at least once")
     if plan.dtype not in ALL_DTYPES:
@@ -132,87 +134,17 @@ def program_from_data(data: Any) -> Program:
     Raises:
         ValueError: For data that is no program, with the place of the error.
     """
-    program = _decoder(Program, "program")(data)
+    program = _converted(data, Program)
     _check_program(program)
     return program
 
 
-_EXPECTED: dict[Any, tuple[str, Callable[[Any], bool]]] = {
-    # Booleans are refused as numbers, although Python counts them as integers.
-    int: (f"a whole number from 0, below {MOST:.3g}", lambda x: type(x) is int and 0 <= x < MOST),
-    float: ("a finite number", lambda x: type(x) is float and math.isfinite(x)),
-    str: ("text", lambda x: type(x) is str),
-    bool: ("true or false", lambda x: type(x) is bool),
-    list: ("a list", lambda x: type(x) is list),
-    dict: ("an object", lambda x: type(x) is dict),
-}
-"""What is expected of a plain value, by its type: in words, and whether a value is one."""
-
-
-def _plain(value: Any, form: Any) -> Any:
-    """The value, if it is one of a type of `_EXPECTED`."""
-    what, is_one = _EXPECTED[form]
-    if not is_one(value):
-        raise ValueError(f"expected {what}, found {_shown_value(value)}")
-    return value
-
-
-@cache
-def _decoder(form: Any, what: str) -> Callable[[Any], Any]:
-    """The function that turns parsed JSON into a value of a type.
-
-    Args:
-        form: Annotation of a field: a plain type, a tuple, a dictionary by names, a dataclass, a
-            named tuple, or one of these or None.
-        what: Name of the items of a tuple, for messages.
-    """
-    arguments = get_args(form)
-    if form in _EXPECTED:
-        return lambda data: _plain(data, form)
-    if type(None) in arguments:  # looked up when called, as programs may hold programs
-        return lambda data: None if data is None else _decoder(arguments[0], what)(data)
-    if get_origin(form) is dict:
-        item = _decoder(arguments[1], what)
-        return lambda data: dict(_decoded(_plain(data, dict).items(), item, what))
-    if get_origin(form) is tuple and arguments[-1] is ...:
-        item = _decoder(arguments[0], what)
-        return lambda data: tuple(x for _, x in _decoded(enumerate(_plain(data, list)), item, what))
-    if get_origin(form) is tuple:
-        items = [_decoder(each, what) for each in arguments]
-        return lambda data: tuple(item(x) for item, x in zip(items, _row(data, items), strict=True))
-    hints = get_type_hints(form)
-    is_row = issubclass(form, tuple)
-    names = [*hints] if is_row else [field.name for field in dataclasses.fields(form)]
-    fields = {name: _decoder(hints[name], name.removesuffix("s")) for name in names}
-
-    def made(data: Any) -> Any:
-        if is_row:
-            data = dict(zip(fields, _row(data, fields), strict=True))
-        elif odd := set(_plain(data, dict)) ^ set(fields):
-            raise ValueError(
-                f"missing or unknown fields of a {form.__name__}: {', '.join(sorted(odd))}"
-            )
-        return form(**{name: field(data[name]) for name, field in fields.items()})
-
-    return made
-
-
-def _decoded(
-    pairs: Iterable[tuple[Any, Any]], item: Callable[[Any], Any], what: str
-) -> Iterator[tuple[Any, Any]]:
-    """The pairs with their second items decoded; an error names the first."""
-    for place, value in pairs:
-        try:
-            yield place, item(value)
-        except ValueError as error:
-            raise ValueError(f"{what} {place}: {error}") from None
-
-
-def _row(data: Any, items: Sized) -> list[Any]:
-    """The data, a list of as many items."""
-    if len(_plain(data, list)) != len(items):
-        raise ValueError(f"expected {len(items)} items, found {len(data)}")
-    return data
+def _converted(data: Any, form: type[T]) -> T:
+    """Parsed JSON as a value of a type, by the annotations of its fields."""
+    try:
+        return msgspec.convert(data, form)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from None
 
 
 def _check_program(program: Program) -> None:
@@ -235,13 +167,18 @@ def _check_program(program: Program) -> None:
     for powers in program.powers:
         _check_numbers([scale for scale, _ in powers], len(program.scales), "scale")
     # Sizes pass one by one, but their products may be too large.
-    _plain(program.multiplications, int)
+    _check_count(program.multiplications)
 
 
 def _check_shape(shape: Shape) -> None:
     if not all(shape):
         raise ValueError(f"a size is at least 1, found {shape}")
-    _plain(math.prod(shape), int)
+    _check_count(math.prod(shape))
+
+
+def _check_count(count: int) -> None:
+    if count >= MOST:
+        raise ValueError(f"a count is below {MOST:.3g}, found {_shown_value(count)}")
 
 
 def _check_numbers(numbers: Sequence[int], count: int, what: str) -> None:
@@ -335,6 +272,8 @@ def _check_sum(operation: Operation, values: Sequence[Shape]) -> None:
     if not operation.args or operation.chunks or operation.body:
         raise ValueError("a sum takes arguments with weights and nothing else")
     _same_length(operation.weights, operation.args, "weights")
+    if not all(map(math.isfinite, operation.weights)):
+        raise ValueError(f"weights are finite, found {_shown_value(operation.weights)}")
     _check_distinct(operation.output)
     for labels in operation.labels:
         _check_distinct(labels)

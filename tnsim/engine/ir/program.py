@@ -11,9 +11,13 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
+
+import msgspec
 
 V = TypeVar("V")
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+"""A size, a number of something, or a place; programs that are read are held to it."""
 
 
 class Operation(NamedTuple):
@@ -38,14 +42,14 @@ class Operation(NamedTuple):
     """
 
     kind: str
-    args: tuple[int, ...]
-    labels: tuple[tuple[int, ...], ...]
-    output: tuple[int, ...]
+    args: tuple[Count, ...]
+    labels: tuple[tuple[Count, ...], ...]
+    output: tuple[Count, ...]
     weights: tuple[float, ...] = ()
-    chunks: tuple[int, ...] = ()
+    chunks: tuple[Count, ...] = ()
     body: Program | None = None
-    concurrency: int = 1
-    block_size: int = 0
+    concurrency: Count = 1
+    block_size: Count = 0
 
     def sizes(self, shapes: Sequence[tuple[int, ...]]) -> dict[int, int]:
         """The size of every label, from the shapes of all earlier values."""
@@ -70,12 +74,12 @@ class Program:
             and no common factors taken out.
     """
 
-    shapes: tuple[tuple[int, ...], ...]
+    shapes: tuple[tuple[Count, ...], ...]
     operations: tuple[Operation, ...]
-    outputs: tuple[int, ...]
-    scales: tuple[tuple[int, int], ...] = ()
-    powers: tuple[tuple[tuple[int, int], ...], ...] = ()
-    unshared: int = 0
+    outputs: tuple[Count, ...]
+    scales: tuple[tuple[Count, Count], ...] = ()
+    powers: tuple[tuple[tuple[Count, Count], ...], ...] = ()
+    unshared: Count = 0
 
     def __hash__(self) -> int:
         return self._hash

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
-from tnsim.engine.ir.program import Program
+from tnsim.engine.ir.program import Count, Program
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class PlanStage:
             factor.
     """
 
-    program: int
+    program: Count
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     groups: tuple[str, ...] = ()
-    degrees: tuple[tuple[str, int], ...] = ()
+    degrees: tuple[tuple[str, Count], ...] = ()
 
 
 class Schedule(Protocol):
