@@ -15,6 +15,7 @@ import tnsim
 from tnsim.all_pairs import batched_plans, contracted_runs, run_plan
 from tnsim.all_pairs.batched_plans import Pairs
 from tnsim.all_pairs.ways import PairSetting
+from tnsim.compare.by_kernels import STARTING
 from tnsim.engine.ir.program import Operation, Program
 from tnsim.engine.ir.stages import PlanStage
 from tnsim.engine.passes.hoisting import COMPILING, analysed, portion
@@ -181,6 +182,23 @@ def test_planned_work(rng, always, by_plans):
     crossing = shares.crossing.plan.multiplications
     expected = 6 * (own + norm) + 15 * crossing
     assert tnsim.plan_pairwise(some, CLOSURE).multiplications == expected
+    counts = {}
+    for tier in ("interpret", "compile"):
+        with tnsim.using(tnsim.Session(tier=tier)):
+            counts[tier] = tnsim.plan_pairwise(some, CLOSURE).tiles.programs
+    assert counts["interpret"] == 0 < counts["compile"]
+
+
+def test_planned_work_of_hidden_units(rng):
+    """Three pairs and three norms of models of equal sizes, and the seconds before the first."""
+    some = [
+        tnsim.Model([linear(rng, 4, 5), tnsim.Elementwise("gelu"), linear(rng, 5, 2)])
+        for _ in range(3)
+    ]
+    run, pair = tnsim.plan_pairwise(some), tnsim.plan(*some[:2])
+    assert (run.route, pair.route) == ("kernels", "kernels")
+    assert run.multiplications == 6 * pair.multiplications
+    assert run.seconds == pytest.approx(6 * pair.seconds - 5 * STARTING)
 
 
 def test_stores_and_threads_give_the_same_bytes(rng, tmp_path, always, by_plans):
