@@ -135,7 +135,7 @@ def graph_of(
         (output,) = writer.called(closed, [*arguments, argument])
     except UnsupportedLayer:
         raise
-    except Exception as error:  # as of keys of random numbers, which are no arrays of NumPy
+    except Exception as error:  # of whatever kind a primitive raises
         raise UnsupportedLayer(
             f"{place} cannot be read: {' '.join(str(error).split())[:300]}"
         ) from error
@@ -147,6 +147,12 @@ def graph_of(
         writer.constants,
         rounding=writer.rounding,
     )
+
+
+def is_random_key(value: Any) -> bool:
+    """Whether a value is a key of `jax.random`, which is no array of numbers."""
+    dtype: Any = getattr(value, "dtype", None)
+    return jax.numpy.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 class _Writer:
@@ -173,10 +179,18 @@ class _Writer:
 
     def constant(self, value: Any) -> Operation:
         """An operation that gives a number, or an array, floats in float64."""
+        if is_random_key(value):
+            raise self._drawing()
         array = np.asarray(value)
         one = self.leaf("constant", array.shape)
         self.constants[one] = _wide(array)
         return one
+
+    def _drawing(self) -> UnsupportedLayer:
+        return UnsupportedLayer(
+            f"{self.place} draws random numbers (jax.random): read it as it is in evaluation, or "
+            "draw what stays before, as a part of the weights"
+        )
 
     def are_constant(self, given: Sequence[Operation]) -> bool:
         """Whether arrays are known for all of some operations."""
@@ -223,6 +237,8 @@ class _Writer:
     def _written(self, eqn: Any, given: list[Operation]) -> list[Operation]:
         """The results of a primitive."""
         name, params = eqn.primitive.name, eqn.params
+        if name.startswith("random_"):
+            raise self._drawing()
         shape = tuple(eqn.outvars[0].aval.shape) if eqn.outvars else ()
         for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
             if key in params and name not in ("scan", "while", "cond"):

@@ -201,7 +201,7 @@ def host_array(value: Any) -> np.ndarray:
     if hasattr(value, "detach"):
         value = _of_torch(value)
     _check_array(value)
-    _check_kept(value)
+    check_kept(value)
     try:
         array = np.asarray(value)
     except (ValueError, TypeError) as error:  # nested lists of unequal lengths, among others
@@ -229,7 +229,7 @@ def _check_array(value: Any) -> None:
         )
 
 
-def _check_kept(value: Any) -> None:
+def check_kept(value: Any) -> None:
     """Refuse an array of JAX whose memory was given away, as by `donate_argnums` of `jax.jit`."""
     if isinstance(value, jax.Array) and not isinstance(value, Tracer) and value.is_deleted():
         raise ModelError(
@@ -362,7 +362,7 @@ def as_array(value: Any, what: str, ndim: int, *, real: bool = True) -> Any:
     if isinstance(value, Tracer):
         array = value.astype(_wide_dtype(value.dtype))
     elif isinstance(value, jax.Array) and value.dtype == _wide_dtype(value.dtype):
-        _check_kept(value)
+        check_kept(value)
         array = value
     else:
         array = _read_only(host_array(value))
