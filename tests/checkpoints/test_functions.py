@@ -90,6 +90,7 @@ SEQUENCES = {
 }
 OF_TOKENS = {
     "table": lambda p, t: ((p["table"][t] @ p["a"]) * (p["table"][t] @ p["c"])) @ p["b"],
+    "rows of single tokens": lambda p, t: jax.vmap(jax.vmap(lambda i: p["table"][i]))(t) @ p["a"],
     "take": lambda p, t: jnp.take(p["table"], t, axis=0) @ p["s"],
     "attention": lambda p, t: attention(p, p["table"][t]),
 }
