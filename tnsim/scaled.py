@@ -137,6 +137,9 @@ def add(parts: Sequence[ScaledSum]) -> ScaledSum:
     # In the largest scale no factor exceeds 1, so nothing overflows; a far smaller part becomes 0,
     # which is right to within rounding. The scale of a part that is zero is ignored.
     exponent = functools.reduce(larger, map(_own_exponent, parts))
+    # Where all terms are zero their derivatives decide, so any of the scales serves.
+    of_zeros = functools.reduce(larger, (part.exponent for part in parts))
+    exponent = library(exponent).where(exponent == SMALLEST, of_zeros, exponent)
     same_scale = [_in_scale(part, exponent) for part in parts]
     mantissa: Any = sum(part.mantissa for part in same_scale)
     size: Any = sum(part.size for part in same_scale)
@@ -197,14 +200,17 @@ def _own_exponent(value: ScaledSum) -> Any:
     counts = value.size > 0
     if np.ndim(value.exponent) < np.ndim(counts):
         counts = counts.any(axis=-1)
-    return library(value.size).where(counts, value.exponent, SMALLEST)
+    return library(counts, value.exponent).where(counts, value.exponent, SMALLEST)
 
 
 def _in_scale(value: ScaledSum, exponent: Any) -> ScaledSum:
     """The value in the scale of another exponent, which is no smaller unless the value is zero."""
-    # Only a value of zero may have a larger scale (see `add`), for which any factor is right.
+    # Only a value of zero may have a larger scale (see `add`). Any factor is right for the value,
+    # and the derivative of the value takes its own, as far as that is a float.
     below = value.exponent - over_outputs(exponent, value.exponent)
-    factor = power(below * 0.0 + 1.0, library(below).minimum(below, 0.0))
+    xp = library(below)
+    most = np.finfo(xp.result_type(below)).maxexp / 2
+    factor = power(below * 0.0 + 1.0, xp.minimum(below, most))
     factor = over_outputs(factor, value.mantissa)
     return ScaledSum(factor * value.mantissa, exponent, factor * value.size)
 
@@ -243,8 +249,11 @@ def scaled_terms(
     """
     terms = []
     for coefficient, own, summand in weighted:
-        mantissa, exponent = split(coefficient)
-        terms.append((mantissa, own + exponent, summand))
+        # A zero has no exponent. It takes that of one, so that a derivative with respect to the
+        # coefficient, which is the summand, keeps a scale.
+        exponent = exponents_of(coefficient)
+        exponent = library(exponent).where(exponent == -np.inf, 0.0, exponent)
+        terms.append((shifted(coefficient, -exponent), own + exponent, summand))
     largest = functools.reduce(larger, (exponent for _, exponent, _ in terms))
     return Scaled(tuple((c, e - largest, summand) for c, e, summand in terms), largest)
 

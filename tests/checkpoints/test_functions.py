@@ -90,6 +90,7 @@ SEQUENCES = {
 }
 OF_TOKENS = {
     "table": lambda p, t: ((p["table"][t] @ p["a"]) * (p["table"][t] @ p["c"])) @ p["b"],
+    "rows of single tokens": lambda p, t: jax.vmap(jax.vmap(lambda i: p["table"][i]))(t) @ p["a"],
     "take": lambda p, t: jnp.take(p["table"], t, axis=0) @ p["s"],
     "attention": lambda p, t: attention(p, p["table"][t]),
 }
@@ -245,6 +246,14 @@ REFUSED = {
     "rounding": (lambda p, x: jnp.round(x), "computes round"),
     "whole numbers": (lambda p, x: x.astype(jnp.int32) * 1.0, "rounds numbers that depend on the input"),
     "bfloat16": (lambda p, x: x.astype(jnp.bfloat16) @ p["a"], "rounds numbers that depend on the input to bfloat16"),
+    "random weights": (
+        lambda p, x: x @ jax.random.normal(jax.random.key(0), (4, 2)),
+        r"draws random numbers \(jax\.random\)",
+    ),
+    "random bits": (
+        lambda p, x: x @ jax.random.uniform(jax.random.PRNGKey(0), (4, 2)),
+        r"draws random numbers \(jax\.random\)",
+    ),
     "a constant": (lambda p, x: jnp.ones((len(x), 1)) * p["out"], "does not depend on the input"),
     "random places": (lambda p, x: x[:, (x[0, 0] > 0).astype(int)], "which takes entries|rounds|places"),
 }  # fmt: skip
@@ -263,6 +272,7 @@ def test_what_is_no_function_of_weights_and_inputs(rng):
     line = VECTORS["bilinear"]
     for function, given, inputs, said in [
         (lambda p, x: (x, x), params, x, r"gives 2 arrays.*\[0\]"),
+        (lambda p, x: (x @ p["a"]).sum(), params, x, "gives a single number for a batch"),
         (
             line,
             {**params, "a": np.full((4, 6), np.nan)},
@@ -283,6 +293,20 @@ def test_what_is_no_function_of_weights_and_inputs(rng):
             tnsim.from_function(function, given, inputs)
     with refused(r"outside of jax\.jit"):
         jax.jit(lambda p: tnsim.from_function(line, p, x).layers[0].down.sum())(params)
+
+
+def test_keys_beside_the_weights_go_to_the_function(rng):
+    """Ended in JAX's TypeError, as in states of flax.nnx that hold generators."""
+    x, params = np.zeros((2, WIDTH)), weights(rng)
+    model = tnsim.from_function(VECTORS["bilinear"], {**params, "key": jax.random.key(0)}, x)
+    assert tnsim.similarity(model, tnsim.from_function(VECTORS["bilinear"], params, x)) == 1
+
+
+def test_weights_that_jax_has_deleted_are_refused():
+    weight = jnp.ones((WIDTH, 2))
+    weight.delete()
+    with refused("deleted"):
+        tnsim.from_function(lambda p, x: x @ p, weight, np.zeros((1, WIDTH)))
 
 
 def test_what_counts_inputs_or_draws_numbers_is_refused(rng):

@@ -175,6 +175,63 @@ def test_sums_with_traced_coefficients(weights, never_traced, rng):
         assert_close(one, 3 * single, scale=LARGEST, rtol=1e-12)
 
 
+SUMS = {
+    "plans": (lambda arrays: tnsim.Model([tnsim.Bilinear(*arrays)]), tnsim.Gaussian()),
+    "points": (
+        lambda arrays: tnsim.Model([tnsim.Bilinear(*arrays)]),
+        tnsim.Empirical(np.eye(3)),
+    ),
+    "kernels": (
+        lambda arrays: tnsim.Model([tnsim.Linear(arrays[0]), tnsim.Elementwise("relu")]),
+        tnsim.Gaussian(),
+    ),
+}
+
+
+@pytest.mark.parametrize("factor", [1.0, 1e-100, 1e100])
+@pytest.mark.parametrize("route", SUMS)
+def test_a_coefficient_of_zero_has_the_slope_of_its_model(route, factor, rng):
+    """The slope was 0, and a second derivative NaN, as a zero had no scale."""
+    build, metric = SUMS[route]
+    a, b = (build(rng.normal(size=(3, 3, 3))) for _ in range(2))
+    cross, norm = tnsim.inner(a, b, metric), tnsim.inner(b, b, metric)
+    of_one = lambda c: tnsim.inner(c * (factor * a), b, metric)  # noqa: E731
+    beside = lambda c: tnsim.inner(c * (factor * a) + b, b, metric)  # noqa: E731
+    both = lambda c: tnsim.inner(c * (factor * a) + c * b, b, metric)  # noqa: E731
+    for function, expected in (
+        (of_one, factor * cross),
+        (beside, factor * cross),
+        (both, factor * cross + norm),
+    ):
+        assert_close(differentiated(jax.grad, function, 0.0), expected, scale=abs(expected))
+        with jax.enable_x64(True):
+            compiled = jax.jit(jax.grad(function))(0.0)
+        assert_close(float(compiled), expected, scale=abs(expected))
+
+
+@pytest.mark.parametrize("route", ["plans", "points"])
+def test_second_derivatives_where_a_coefficient_is_zero(route, rng):
+    build, metric = SUMS[route]
+    a, b = (build(rng.normal(size=(3, 3, 3))) for _ in range(2))
+
+    def norm(c):
+        return tnsim.inner(b + c * a, b + c * a, metric)
+
+    expected = 2 * tnsim.inner(a, a, metric)
+    assert_close(differentiated(jax.hessian, norm, 0.0), expected, scale=expected)
+
+
+def test_sums_with_an_activation_beside_a_traced_coefficient(rng):
+    """Ended in JAX's error for a trace that NumPy reads."""
+    build, metric = SUMS["kernels"]
+    a, b = (build(rng.normal(size=(1, 3, 3))) for _ in range(2))
+    cosine = lambda c: tnsim.similarity(b + c * a, a, metric)  # noqa: E731
+    with jax.enable_x64(True):
+        found = jax.vmap(cosine)(jnp.array([0.0, 0.7]))
+    expected = [cosine(0.0), cosine(0.7)]
+    assert_close(np.asarray(found), np.array(expected, float), scale=1.0)
+
+
 def test_a_model_beside_itself(weights, never_traced):
     def cosine(weights):
         model = product(weights)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from closeness import LARGEST, assert_close
+from refusals import refused
 
 import tnsim
 import tnsim.models.components
@@ -285,3 +286,49 @@ def test_weights_that_are_written_to_are_read_again():
     before = float(tnsim.inner(model, model))
     model.layers[0].weight[:] = 2.0
     assert_close(tnsim.inner(model, model), 4 * before)
+
+
+def gives_its_memory_away(model):
+    """A model of JAX whose arrays are handed to a program."""
+    given = jax.tree.map(jnp.asarray, model)
+    jax.jit(lambda x: jax.tree.map(lambda leaf: 2 * leaf, x), donate_argnums=0)(given)
+    return given
+
+
+@pytest.mark.parametrize("verb", ["a layer", "similarity", "save"])
+def test_arrays_that_jax_has_deleted_are_refused(verb, tmp_path):
+    """Ended in JAX's own RuntimeError."""
+    model = tnsim.Model([tnsim.Linear(np.eye(2, dtype=np.float32))])
+    gone = gives_its_memory_away(model)
+    attempts = {
+        "a layer": lambda: tnsim.Linear(gone.layers[0].weight),
+        "similarity": lambda: tnsim.similarity(gone, model),
+        "save": lambda: tnsim.save(gone, tmp_path / "gone.safetensors"),
+    }
+    with refused("deleted.*donate_argnums"):
+        attempts[verb]()
+
+
+TENSORS_WITHOUT_NUMBERS = {
+    "torch.func": lambda ask: torch.func.grad(ask)(torch.eye(2)),
+    "torch.vmap": lambda ask: torch.vmap(ask)(torch.ones(1, 2, 2)),
+    "meta": lambda ask: ask(torch.empty(2, 2, device="meta")),
+    "sparse": lambda ask: ask(torch.eye(2).to_sparse()),
+}
+
+
+@pytest.mark.parametrize("kind", TENSORS_WITHOUT_NUMBERS)
+def test_tensors_without_numbers_are_refused(kind):
+    """Ended in errors of PyTorch about storage and layouts."""
+    with refused("a tensor of PyTorch has no plain numbers, as inside torch.func"):
+        TENSORS_WITHOUT_NUMBERS[kind](tnsim.Linear)
+
+
+def test_tensors_that_are_negated_or_conjugated_as_they_are_read():
+    values = torch.tensor([[1.0 + 2.0j]])
+    np.testing.assert_array_equal(tnsim.Linear(values.conj().imag).weight, [[-2.0]])
+
+
+def test_a_single_number_that_is_none_is_named():
+    with refused("a coefficient of a model is nan"):
+        float("nan") * pair("Elementwise", "numpy float64")[0]

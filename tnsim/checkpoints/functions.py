@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from tnsim.errors import ON_INPUTS, ModelError, TooLarge, UnsupportedLayer, printable
-from tnsim.models.arrays import host_array, is_traced
+from tnsim.models.arrays import check_kept, host_array, is_traced
 from tnsim.models.model import Model
 from tnsim.models.origin import Origin
 from tnsim.options import checked
@@ -70,7 +70,7 @@ def from_function(function: Callable[[Any, Any], Any], params: Any, x: Any) -> M
     """
     # SciPy knows some activations, and takes longer to import than all of tnsim.
     from tnsim.checkpoints.batches import beside, check_batches, readings
-    from tnsim.checkpoints.jaxprs import NumpyLibrary, graph_of
+    from tnsim.checkpoints.jaxprs import NumpyLibrary, graph_of, is_random_key
     from tnsim.checkpoints.read_graphs import layers_of_graph
 
     name = getattr(function, "__qualname__", type(function).__name__).replace("<lambda>", "lambda")
@@ -80,13 +80,14 @@ def from_function(function: Callable[[Any, Any], Any], params: Any, x: Any) -> M
     where: list[int] = []
     precision = np.dtype(np.float64)
     for n, (path, leaf) in enumerate(flat):
-        if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+        if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype") or is_random_key(leaf):
             continue
         if is_traced(leaf):
             raise ModelError(
                 "weights that JAX traces have no numbers to read: call tnsim.from_function outside "
                 "of jax.jit, jax.grad and jax.vmap"
             )
+        check_kept(leaf)
         found = np.asarray(leaf)
         if _is_float(found):
             if jax.numpy.finfo(found.dtype).eps > jax.numpy.finfo(precision).eps:
@@ -180,6 +181,8 @@ def _array_of(found: Any, place: str) -> Any:
             f"{place} gives {len(leaves)} arrays: give a function of one of them, such as "
             "lambda params, x: f(params, x)[0]"
         )
+    if not leaves[0].ndim:
+        raise ModelError(f"{place} gives a single number for a batch, not one for each input")
     return leaves[0]
 
 

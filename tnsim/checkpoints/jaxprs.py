@@ -135,7 +135,7 @@ def graph_of(
         (output,) = writer.called(closed, [*arguments, argument])
     except UnsupportedLayer:
         raise
-    except Exception as error:  # as of keys of random numbers, which are no arrays of NumPy
+    except Exception as error:  # of whatever kind a primitive raises
         raise UnsupportedLayer(
             f"{place} cannot be read: {' '.join(str(error).split())[:300]}"
         ) from error
@@ -147,6 +147,12 @@ def graph_of(
         writer.constants,
         rounding=writer.rounding,
     )
+
+
+def is_random_key(value: Any) -> bool:
+    """Whether a value is a key of `jax.random`, which is no array of numbers."""
+    dtype: Any = getattr(value, "dtype", None)
+    return jax.numpy.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 class _Writer:
@@ -173,10 +179,18 @@ class _Writer:
 
     def constant(self, value: Any) -> Operation:
         """An operation that gives a number, or an array, floats in float64."""
+        if is_random_key(value):
+            raise self._drawing()
         array = np.asarray(value)
         one = self.leaf("constant", array.shape)
         self.constants[one] = _wide(array)
         return one
+
+    def _drawing(self) -> UnsupportedLayer:
+        return UnsupportedLayer(
+            f"{self.place} draws random numbers (jax.random): read it as it is in evaluation, or "
+            "draw what stays before, as a part of the weights"
+        )
 
     def are_constant(self, given: Sequence[Operation]) -> bool:
         """Whether arrays are known for all of some operations."""
@@ -223,6 +237,8 @@ class _Writer:
     def _written(self, eqn: Any, given: list[Operation]) -> list[Operation]:
         """The results of a primitive."""
         name, params = eqn.primitive.name, eqn.params
+        if name.startswith("random_"):
+            raise self._drawing()
         shape = tuple(eqn.outvars[0].aval.shape) if eqn.outvars else ()
         for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
             if key in params and name not in ("scan", "while", "cond"):
@@ -374,9 +390,20 @@ class _Writer:
 
     def _gather(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
         operand, places = given
-        tokens = self._tokens_in(places, operand)
         numbers = eqn.params["dimension_numbers"]
         own = self.shapes[operand]
+        if self._starts_rows(places) and numbers.start_index_map == (0, 1):
+            # A single token that is mapped over inputs and positions: its row has an axis more.
+            tokens = self._tokens_in(places.arguments[0][0], operand)
+            last = len(shape) - 2, len(shape) - 1
+            if (
+                tokens is not None
+                and len(own) == 2
+                and numbers.offset_dims == last
+                and shape == (*self.shapes[tokens], 1, own[1])
+            ):
+                return self._viewed(self._embedded(operand, tokens), shape)
+        tokens = self._tokens_in(places, operand)
         rows = tuple(eqn.params["slice_sizes"]) == (1, *own[1:]) and len(own) == 2
         if (
             tokens is not None
@@ -384,9 +411,21 @@ class _Writer:
             and numbers.offset_dims == (len(shape) - 1,)
             and shape[:-1] == self.shapes[tokens]
         ):
-            table = lambda weight, tokens: weight[np.asarray(tokens)]  # noqa: E731
-            return self.add("embedding", [operand, tokens], shape, table)
+            return self._embedded(operand, tokens)
         return self._by_jax("index", eqn, given, shape)
+
+    def _embedded(self, table: Operation, tokens: Operation) -> Operation:
+        """The rows of a table that tokens name."""
+        shape = (*self.shapes[tokens], self.shapes[table][1])
+        rows = lambda weight, tokens: weight[np.asarray(tokens)]  # noqa: E731
+        return self.add("embedding", [table, tokens], shape, rows)
+
+    def _starts_rows(self, places: Operation) -> bool:
+        """Whether places are rows, each with the beginning of the row, as `table[i]` has them."""
+        if places.name != "cat" or len(places.arguments[0]) != 2:
+            return False
+        start = self.constants.get(places.arguments[0][1])
+        return start is not None and not start.any()
 
     def _tokens_in(self, places: Operation, operand: Operation) -> Operation | None:
         """The tokens t of which `where(t < 0, t + size, t)` says which rows are taken."""

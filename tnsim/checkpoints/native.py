@@ -18,7 +18,7 @@ from tnsim.checkpoints.named_arrays import to_numpy
 from tnsim.errors import CheckpointError, ModelError, TnsimError, UnsupportedLayer, printable
 from tnsim.files import Kind, replacing
 from tnsim.models.activated import Elementwise, Gated
-from tnsim.models.arrays import rename_errors
+from tnsim.models.arrays import host_array, rename_errors
 from tnsim.models.attention import Attention
 from tnsim.models.checks import check_numbers, check_untraced
 from tnsim.models.layers import (
@@ -174,7 +174,7 @@ def _layer_spec(layer: Layer, prefix: str, tensors: dict[str, np.ndarray]) -> di
             tensors[f"{prefix}.{field}.columns"] = array.columns.array
             widths[field] = array.shape[1]
         elif array is not None:
-            tensors[f"{prefix}.{field}"] = np.ascontiguousarray(array)
+            tensors[f"{prefix}.{field}"] = np.ascontiguousarray(host_array(array))
     settings = {field: getattr(layer, field) for field in SETTINGS[type(layer)]}
     if "activation" in settings:
         settings["activation"] = _name_of(settings["activation"])

@@ -421,13 +421,16 @@ def _check_apart(out: Path, sources: list[str]) -> None:
         sources: Names of the checkpoints.
 
     Raises:
-        BadParameter: Error of Typer, where `out` is a folder of checkpoints.
+        BadParameter: Error of Typer, where `out` is a folder of checkpoints, or one of them.
     """
-    if os.path.realpath(out) in map(os.path.realpath, sources):
-        raise typer.BadParameter(
-            f"--out {out} is a folder of checkpoints that are compared, among which a run that "
-            f"goes on would find its own result: give another, such as {out / 'pairs'}"
-        )
+    if os.path.realpath(out) not in map(os.path.realpath, sources):
+        return
+    if out.is_file():
+        raise typer.BadParameter(f"--out {out} is a checkpoint that is compared: give a folder")
+    raise typer.BadParameter(
+        f"--out {out} is a folder of checkpoints that are compared, among which a run that "
+        f"goes on would find its own result: give another, such as {out / 'pairs'}"
+    )
 
 
 @contextlib.contextmanager

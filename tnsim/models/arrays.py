@@ -185,7 +185,8 @@ def host_array(value: Any) -> np.ndarray:
 
     Raises:
         ModelError: The tensor requires grad, and its gradient would be lost; or the value is no
-            array, such as a dataset of pairs or nested lists of unequal lengths.
+            array, such as a dataset of pairs or nested lists of unequal lengths; or its numbers
+            are gone, or never were.
 
     Example:
         >>> host_array(np.ones(2, np.float16)).dtype
@@ -200,6 +201,7 @@ def host_array(value: Any) -> np.ndarray:
     if hasattr(value, "detach"):
         value = _of_torch(value)
     _check_array(value)
+    check_kept(value)
     try:
         array = np.asarray(value)
     except (ValueError, TypeError) as error:  # nested lists of unequal lengths, among others
@@ -224,6 +226,15 @@ def _check_array(value: Any) -> None:
         raise ModelError(
             f"an array was expected, found {type(value).__name__}, the items of which may be pairs "
             "of inputs and labels: give the inputs alone, such as dataset.tensors[0]"
+        )
+
+
+def check_kept(value: Any) -> None:
+    """Refuse an array of JAX whose memory was given away, as by `donate_argnums` of `jax.jit`."""
+    if isinstance(value, jax.Array) and not isinstance(value, Tracer) and value.is_deleted():
+        raise ModelError(
+            f"an array of JAX of shape {value.shape} was deleted, as jax.jit does with the "
+            "arguments named in donate_argnums: give a copy to the function that takes it over"
         )
 
 
@@ -314,10 +325,17 @@ def in_float64(weights: T) -> T:
 
 def _of_torch(tensor: Any) -> np.ndarray:
     """Convert a PyTorch tensor to NumPy; narrow floats widen first, as NumPy has no bfloat16."""
-    tensor = tensor.detach().cpu()
-    if tensor.is_floating_point() and tensor.dtype.itemsize < 4:
-        tensor = tensor.float()
-    return tensor.numpy()
+    try:
+        # Views that conjugate or negate as they are read are unknown to NumPy.
+        tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
+        if tensor.is_floating_point() and tensor.dtype.itemsize < 4:
+            tensor = tensor.float()
+        return tensor.numpy()
+    except (RuntimeError, TypeError) as error:
+        raise ModelError(
+            "a tensor of PyTorch has no plain numbers, as inside torch.func, on the device meta or "
+            f"in a sparse layout: {in_one_line(error)}"
+        ) from None
 
 
 def as_array(value: Any, what: str, ndim: int, *, real: bool = True) -> Any:
@@ -344,6 +362,7 @@ def as_array(value: Any, what: str, ndim: int, *, real: bool = True) -> Any:
     if isinstance(value, Tracer):
         array = value.astype(_wide_dtype(value.dtype))
     elif isinstance(value, jax.Array) and value.dtype == _wide_dtype(value.dtype):
+        check_kept(value)
         array = value
     else:
         array = _read_only(host_array(value))
@@ -405,6 +424,8 @@ def _check_finite(array: Any, what: str) -> None:
     finite = np.isfinite(np.asarray(array))
     if finite.all():
         return
+    if not finite.ndim:
+        raise ModelError(f"{what} is {float(array)}")
     first = [int(i) for i in np.unravel_index(finite.argmin(), finite.shape)]
     count = finite.size - np.count_nonzero(finite)
     raise ModelError(f"{what} has {count} NaN or infinite entries, the first at {first}")
