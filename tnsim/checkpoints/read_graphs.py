@@ -306,7 +306,7 @@ class _Trace:
             return
         whole = self._is_whole(one)
         if self.stack.ends_layer(live[one, None], whole):
-            self._settle_values(live, whole)
+            self._settle(one, is_whole=whole)
 
     def _is_whole(self, one: Operation) -> bool:
         """Whether a value is a linear layer as the user wrote it, and no factor of a product."""
@@ -353,13 +353,14 @@ class _Trace:
                 }
         return live
 
-    def _settle_values(self, live: dict[Hashable, Any], whole: bool = False) -> None:
-        """End a layer: live values become affine functions of a new state."""
+    def _settle(self, *operations: Operation, is_whole: bool = False) -> None:
+        """End a layer: values that are used later, and some others, are affine in a new state."""
+        live = self._live_values() | {(one, None): self.values[one] for one in operations}
         if any(isinstance(value, Token) for value in live.values()):
             raise UnsupportedLayer("token numbers are read again behind the first layer")
         if any(isinstance(value, Scores) for value in live.values()):
             raise UnsupportedLayer("scores of attention are used by something else than attention")
-        for (one, place), value in self.stack.settle(live, whole).items():  # pyright: ignore
+        for (one, place), value in self.stack.settle(live, is_whole).items():  # pyright: ignore
             if place is None:
                 self.values[one] = value
             else:
@@ -535,7 +536,7 @@ class _Trace:
                     f"{one.place} is a norm of a part of what the forward pass goes on with, and "
                     "layers have a norm of the whole state before them"
                 )
-            self._settle_values(self._live_values() | {(start, None): value})
+            self._settle(start)
         value = self.values[start]
         if value.shape[-1] != self.stack.width:
             raise UnsupportedLayer(f"{one.place} is a norm of a part of the coordinates")
@@ -557,7 +558,7 @@ class _Trace:
         value = self.values[start]
         source = self.stack.is_state(value)
         if source is None:
-            self._settle_values(self._live_values() | {(start, None): value})
+            self._settle(start)
             source = self.stack.is_state(self.values[start])
         if source is None:
             raise UnsupportedLayer(
@@ -589,7 +590,7 @@ class _Trace:
         """A value that is affine in the state alone, after a new layer where it is not."""
         value = self._checked_value(one)
         if self.stack.units_in(value) or len(value.slopes) > 1:
-            self._settle_values(self._live_values() | {(one, None): value})
+            self._settle(one)
         return self.values[one]
 
     def _checked_value(self, one: Operation) -> Value:
@@ -633,10 +634,7 @@ class _Trace:
                 product = self.stack.product(first(one), second(two))
                 if product is not None:
                     return product
-            self._settle_values(
-                self._live_values()
-                | {(operand, None): self.values[operand] for operand in operands}
-            )
+            self._settle(*operands)
         raise AssertionError("affine functions of one state have a product")
 
 
