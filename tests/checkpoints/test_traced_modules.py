@@ -51,6 +51,11 @@ POLYNOMIALS = {
         "rank 12",
     ),
     "nn.Bilinear": (lambda m, x: m.w(x, x), {"w": nn.Bilinear(4, 4, 3)}, "Bilinear"),
+    "added to itself": (
+        lambda m, x: (lambda y: m.b(torch.add(y, y, alpha=2)) * m.c(y - y + x))(m.a(x)),
+        MAPS,
+        "degree 2",
+    ),
     "nn.Bilinear of products": (
         lambda m, x: m.w(m.a(x) * m.b(x), m.c(x)),
         {**MAPS, "w": nn.Bilinear(4, 4, 3)},
@@ -85,7 +90,13 @@ POLYNOMIALS = {
 }  # fmt: skip
 
 
-QUICK = ("cp by einsum", "quadratic activation", "two residuals", "sum times sum")
+QUICK = (
+    "cp by einsum",
+    "quadratic activation",
+    "two residuals",
+    "sum times sum",
+    "added to itself",
+)
 """An export by PyTorch takes a second."""
 
 

@@ -459,7 +459,8 @@ def _last_matrix(
     width, rows = shape[-1], before.shape[-1]
     if name in KEEP_ORDER:
         return last if width == rows else None
-    if name in ("add", "sub") and width == rows:
+    # What is added to itself is read by both arguments.
+    if name in ("add", "sub") and width == rows and arguments[0] is not arguments[1]:
         first = arguments[0] is read
         return last if first or (name == "add" and not operation.keywords) else None
     if name in ("mm", "matmul", "addmm", "bmm") and arguments[-2:][0] is read:
