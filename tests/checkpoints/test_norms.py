@@ -169,6 +169,17 @@ def test_layer_norms_and_their_biases(rng):
     assert folded.error < 1e-12
 
 
+def test_a_norm_before_a_product_of_three_maps(rng):
+    legs, biases = rng.normal(size=(3, 4, 5)), [rng.normal(size=4), None, None]
+    layer = tnsim.Multilinear(list(legs), rng.normal(size=(2, 4)), biases, rng.normal(size=2))
+    norm = Norm(True, 1e-5, rng.normal(size=5), rng.normal(size=5))
+    x = rng.normal(size=(6, 5))
+    folded = fold([Normed(layer, norm)], x)
+    y = x - x.mean(1, keepdims=True)
+    constant = norm.gain * y / np.sqrt(folded.energies[0] + 1e-5) + norm.shift
+    assert_close(folded.model(x), layer(constant), scale=LARGEST)
+
+
 def test_tokens_stand_for_one_hot_vectors(rng):
     layers = [
         Normed(tnsim.Linear(rng.normal(size=(4, 9)))),

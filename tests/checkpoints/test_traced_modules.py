@@ -51,6 +51,16 @@ POLYNOMIALS = {
         "rank 12",
     ),
     "nn.Bilinear": (lambda m, x: m.w(x, x), {"w": nn.Bilinear(4, 4, 3)}, "Bilinear"),
+    "added to itself": (
+        lambda m, x: (lambda y: m.b(torch.add(y, y, alpha=2)) * m.c(y - y + x))(m.a(x)),
+        MAPS,
+        "degree 2",
+    ),
+    "nn.Bilinear of products": (
+        lambda m, x: m.w(m.a(x) * m.b(x), m.c(x)),
+        {**MAPS, "w": nn.Bilinear(4, 4, 3)},
+        "Bilinear.*Bilinear",
+    ),
     "three factors": (lambda m, x: m.d(m.a(x) * m.b(x) * m.c(x)), WIDE, "Multilinear"),
     "cube": (lambda m, x: m.d(m.a(x) ** 3), WIDE, "Multilinear"),
     "quadratic activation": (lambda m, x: m.d(1 + 0.5 * m.a(x) + 0.1 * m.a(x) ** 2), WIDE, "Bilinear"),
@@ -80,7 +90,13 @@ POLYNOMIALS = {
 }  # fmt: skip
 
 
-QUICK = ("cp by einsum", "quadratic activation", "two residuals", "sum times sum")
+QUICK = (
+    "cp by einsum",
+    "quadratic activation",
+    "two residuals",
+    "sum times sum",
+    "added to itself",
+)
 """An export by PyTorch takes a second."""
 
 
@@ -575,10 +591,11 @@ ACTIVATED = {  # functions of the hidden units of an autoencoder of plain parame
     "equal thresholds": (lambda m, u: u * (u > 0.3 + 0 * m.height), "jump_relu(1.0)"),
     "glu": (lambda m, u: functional.silu(u) * (u - m.height), "silu"),
     "glu of a line": (lambda m, u: (u + functional.silu(u)) * (u - m.height), "silu + 1.0 u"),
+    "one gate of all": (lambda m, u: functional.silu(u[:, :1]) * (u - m.height), "silu"),
 }
 
 
-QUICK = ("relu", "jump of relu", "equal thresholds", "glu")
+QUICK = ("relu", "jump of relu", "equal thresholds", "glu", "one gate of all")
 
 
 @pytest.mark.parametrize(
@@ -594,6 +611,32 @@ def test_hidden_units_of_plain_parameters_have_their_activation(name):
     x = 3 * np.random.default_rng(0).normal(size=(50, 4))
     with torch.no_grad():
         assert_close(model(x), module(torch.as_tensor(x)).numpy(), scale=LARGEST)
+
+
+NO_UNITS = {  # products beside those of a step and what it is a step of; the reason that is told
+    "of a product": (lambda m, u: (u > m.height) * (u * u.flip(1)), "computes step, and keeps"),
+    "of another": (lambda m, u: (u > m.height) * u.flip(1), "computes step, and keeps"),
+    "with an offset": (
+        lambda m, u: ((u > threshold(m)) + 1.0) * functional.relu(u),
+        "one layer computes jump_relu.* and relu",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NO_UNITS)
+def test_a_step_multiplies_what_it_is_a_step_of_and_nothing_else(name):
+    hidden, reason = NO_UNITS[name]
+    module = Module(lambda m, x: coded(m, x, lambda u: hidden(m, u)), **CODES).double()
+    with refused(reason, tnsim.UnsupportedLayer):
+        tnsim.from_module(module, inputs=torch.zeros(3, 4))
+
+
+def test_a_step_of_a_norm_multiplies_the_norm_alone():
+    module = Module(
+        lambda m, x: (functional.rms_norm(x, (4,)) > m.height) * (x - m.height), height=(4,)
+    )
+    with refused("is multiplied by what it reads", tnsim.UnsupportedLayer):
+        tnsim.from_module(module.double(), inputs=torch.zeros(3, 4))
 
 
 def assert_exact(models, modules, step=0.1):

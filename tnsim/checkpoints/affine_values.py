@@ -340,6 +340,25 @@ class Value:
             slopes[source] = slope.then(function, constant.shape, reach, last=kept)
         return Value(constant, slopes)
 
+    def shifted(self, by: Any) -> Value:
+        """The value with numbers of its shape added, or with one number."""
+        return Value(self.constant + by, self.slopes)
+
+    def plus(self, other: Value) -> Value:
+        """The sum of two values of one shape."""
+        slopes = dict(self.slopes)
+        for n, slope in other.slopes.items():
+            slopes[n] = added([slopes[n], slope]) if n in slopes else slope
+        return Value(self.constant + other.constant, slopes)
+
+    def expanded(self, shape: Sequence[int]) -> Value:
+        """The value at all places of a shape to which it broadcasts."""
+        if self.shape == tuple(shape):
+            return self
+        zeros = next(iter(self.slopes.values())).library.array(np.zeros(tuple(shape)))
+        keeps = self.shape[-1:] == tuple(shape[-1:])
+        return self.mapped(lambda x: x + zeros, (lambda last: last) if keeps else None)
+
     def times(self, gain: Any) -> Value:
         """The value times a number, or entry by entry times an array of the library."""
         if isinstance(gain, float):
@@ -440,7 +459,8 @@ def _last_matrix(
     width, rows = shape[-1], before.shape[-1]
     if name in KEEP_ORDER:
         return last if width == rows else None
-    if name in ("add", "sub") and width == rows:
+    # What is added to itself is read by both arguments.
+    if name in ("add", "sub") and width == rows and arguments[0] is not arguments[1]:
         first = arguments[0] is read
         return last if first or (name == "add" and not operation.keywords) else None
     if name in ("mm", "matmul", "addmm", "bmm") and arguments[-2:][0] is read:

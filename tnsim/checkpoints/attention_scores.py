@@ -23,7 +23,7 @@ from tnsim.checkpoints.operations import AXES, Operation
 from tnsim.checkpoints.unit_layers import Layout, Stack
 from tnsim.checkpoints.unit_rows import written_out
 from tnsim.errors import UnsupportedLayer
-from tnsim.models.attention import Attention
+from tnsim.models.attention import Attention, rotated
 
 KEEP_PLACES = frozenset(
     ["mul", "div", "neg", "where", "masked_fill", "tril", "triu", "to", "clone"]
@@ -317,17 +317,13 @@ def _rotation(
         base = 10_000.0
         if half > 1 and (np.abs(angles[1:]) > 0).all():
             base = float(np.abs(angles[1]) ** (-width / 2))
-        for digits in range(1, 17):
+        turned = [one * sign[:, None] for one in ordered]
+        # A base of few digits is the one that was written; of tables in float32 few are right.
+        exact = [(digits, 10 * rounding) for digits in range(1, 16)]
+        for digits, tolerance in (*exact, (16, TABLES), (5, TABLES)):
             known = float(f"{base:.{digits}g}")
-            error = _rotation_error([one * sign[:, None] for one in ordered], known, n)
-            if error <= (10 * rounding if digits < 16 else TABLES):
+            if _rotation_error(turned, known, n) <= tolerance:
                 return known, order, sign
-            rounded = float(f"{base:.{min(digits, 5)}g}")
-            if (
-                digits == 16
-                and _rotation_error([one * sign[:, None] for one in ordered], rounded, n) <= TABLES
-            ):
-                return rounded, order, sign
     raise UnsupportedLayer(
         f"{place} attends with queries or keys that depend on the position otherwise than by a "
         "rotation of pairs of coordinates"
@@ -337,11 +333,9 @@ def _rotation(
 def _rotation_error(rows: Sequence[np.ndarray], base: float, n: int) -> float:
     """How far rows are from those at position 0, rotated, relative to their size."""
     half = rows[0].shape[2] // 2
-    angles = np.arange(n)[:, None] * base ** (-np.arange(half) / half)
-    cosine, sine = np.cos(angles)[None, :, :, None], np.sin(angles)[None, :, :, None]
+    angles = np.arange(n)[:, None, None] * base ** (-np.arange(half) / half)
     worst = 0.0
     for one in rows:
-        first, second = one[:, :1, :half], one[:, :1, half:]
-        turned = np.concatenate([first * cosine - second * sine, second * cosine + first * sine], 2)
+        turned = np.asarray(rotated(one[:, :1].swapaxes(2, 3), angles)).swapaxes(2, 3)
         worst = max(worst, float(np.abs(one - turned).max() / max(np.abs(one).max(), 1e-300)))
     return worst

@@ -19,7 +19,7 @@ from jaxtyping import Float
 
 from tnsim.errors import ModelError
 from tnsim.models.arrays import Array, add, host_array
-from tnsim.models.layers import Residual, bias_name, map_names
+from tnsim.models.layers import Multilinear, Residual, bias_name, map_names
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
 
@@ -199,6 +199,12 @@ def at_energy(normed: Normed, energy: float | None, what: str) -> Layer:
     for name in names[:-1] or names:
         weight, bias = norm.folded(getattr(core, name), getattr(core, bias_name(name)), energy)
         changed |= {name: weight, bias_name(name): bias}
+    if isinstance(core, Multilinear):  # whose legs are arguments together
+        arrays = vars(core) | changed
+        legs, biases = (
+            [arrays[f"leg{n}{ending}"] for n in range(core.n_legs)] for ending in ("", "_bias")
+        )
+        return Multilinear(legs, core.down, biases, core.down_bias)
     return dataclasses.replace(core, **changed)
 
 

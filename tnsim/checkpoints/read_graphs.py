@@ -8,13 +8,14 @@ as one curve first (`entrywise`). Where all that follows depends on a single val
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tnsim.activations.activation import activation
-from tnsim.checkpoints.affine_values import Library, Value, added, affine_result
+from tnsim.checkpoints.affine_values import Library, Value, affine_result
 from tnsim.checkpoints.attention_scores import (
     Scores,
     attended,
@@ -305,7 +306,7 @@ class _Trace:
             return
         whole = self._is_whole(one)
         if self.stack.ends_layer(live[one, None], whole):
-            self._settle_values(live, whole)
+            self._settle(one, is_whole=whole)
 
     def _is_whole(self, one: Operation) -> bool:
         """Whether a value is a linear layer as the user wrote it, and no factor of a product."""
@@ -352,13 +353,14 @@ class _Trace:
                 }
         return live
 
-    def _settle_values(self, live: dict[Hashable, Any], whole: bool = False) -> None:
-        """End a layer: live values become affine functions of a new state."""
+    def _settle(self, *operations: Operation, is_whole: bool = False) -> None:
+        """End a layer: values that are used later, and some others, are affine in a new state."""
+        live = self._live_values() | {(one, None): self.values[one] for one in operations}
         if any(isinstance(value, Token) for value in live.values()):
             raise UnsupportedLayer("token numbers are read again behind the first layer")
         if any(isinstance(value, Scores) for value in live.values()):
             raise UnsupportedLayer("scores of attention are used by something else than attention")
-        for (one, place), value in self.stack.settle(live, whole).items():  # pyright: ignore
+        for (one, place), value in self.stack.settle(live, is_whole).items():  # pyright: ignore
             if place is None:
                 self.values[one] = value
             else:
@@ -468,32 +470,35 @@ class _Trace:
                 scores = scores_of(self.stack, *(self.values[operand] for operand in operands))
                 if scores is not None:
                     return scores
-            first, second = self._unit_factors(operands)
             if name in ("mul", "where"):
-                return self._hidden_product(first, second)
+                return self._product(operands)
             if name in ("mm", "bmm", "mv", "dot", "matmul"):
-                if name in ("mv", "dot"):
-                    second = second.mapped(lambda y: y.reshape(-1, 1))
-                    first = first.mapped(lambda x: x.reshape(-1, x.shape[-1]))
+                is_vector = name in ("mv", "dot")
+
                 # sum_k x_ik y_kj, all products x_ik y_kj as hidden units
-                first = first.mapped(lambda x: x[..., None])
-                second = second.mapped(lambda y: y[..., None, :, :])
-                product = self._hidden_product(first, second).mapped(lambda p: p.sum(-2))
-                shape = tuple(self.shown[one].shape)
-                return (
-                    product
-                    if product.shape == shape
-                    else product.mapped(lambda p: p.reshape(shape))
+                def rows(x: Any) -> Any:
+                    return (x.reshape(-1, x.shape[-1]) if is_vector else x)[..., None]
+
+                def columns(y: Any) -> Any:
+                    return (y.reshape(-1, 1) if is_vector else y)[..., None, :, :]
+
+                product = self._product(
+                    operands, lambda x: x.mapped(rows), lambda y: y.mapped(columns)
                 )
+                shape = tuple(self.shown[one].shape)
+                return product.mapped(lambda p: p.sum(-2).reshape(shape))
             if name == "_trilinear" and places == [0, 2]:
                 # nn.Bilinear: sum_j (sum_i x_i W_oij) y_j, as many hidden units as (o, j)
                 weight = self.values[one.arguments[1]]
-                first = first.mapped(
-                    lambda x: (x[:, None, :, None] * weight[None]).sum(2),
-                    reach=lambda x: (x[:, None, :, None] * (weight[None] != 0)).sum(2),
-                )
-                second = second.mapped(lambda y: y[:, None, :])
-                return self._hidden_product(first, second).mapped(lambda p: p.sum(-1))
+
+                def read(x: Value) -> Value:
+                    return x.mapped(
+                        lambda x: (x[:, None, :, None] * weight[None]).sum(2),
+                        reach=lambda x: (x[:, None, :, None] * (weight[None] != 0)).sum(2),
+                    )
+
+                product = self._product(operands, read, lambda y: y.mapped(lambda y: y[:, None, :]))
+                return product.mapped(lambda p: p.sum(-1))
         raise UnsupportedLayer(
             f"{one.place} multiplies {len(places)} values by {name}, which is not read"
         )
@@ -512,11 +517,9 @@ class _Trace:
         if one.name != "gt":
             raise self._refusal(one)
         value = self._affine_value(argument)
-        shape = tuple((value.constant - known).shape)
         # Thresholds may broadcast the argument to a larger shape.
-        grown = _expanded(value, shape)
-        shifted = Value(grown.constant - known, grown.slopes)
-        return self.stack.activated(shifted, activation("step"))
+        grown = value.expanded((value.constant - known).shape)
+        return self.stack.activated(grown.shifted(-known), activation("step"))
 
     def _normed_value(self, one: Operation, start: Operation, norm: Norm) -> Any:
         """The state behind a norm, with the gain where the operation has it."""
@@ -533,7 +536,7 @@ class _Trace:
                     f"{one.place} is a norm of a part of what the forward pass goes on with, and "
                     "layers have a norm of the whole state before them"
                 )
-            self._settle_values(self._live_values() | {(start, None): value})
+            self._settle(start)
         value = self.values[start]
         if value.shape[-1] != self.stack.width:
             raise UnsupportedLayer(f"{one.place} is a norm of a part of the coordinates")
@@ -547,7 +550,7 @@ class _Trace:
         if gain is not None:
             normed = normed.times(gain)
         if shift is not None:
-            normed = Value(normed.constant + shift, normed.slopes)
+            normed = normed.shifted(shift)
         return [normed, None, None]
 
     def _declared_value(self, one: Operation, start: Operation, layers: list[Normed]) -> Value:
@@ -555,7 +558,7 @@ class _Trace:
         value = self.values[start]
         source = self.stack.is_state(value)
         if source is None:
-            self._settle_values(self._live_values() | {(start, None): value})
+            self._settle(start)
             source = self.stack.is_state(self.values[start])
         if source is None:
             raise UnsupportedLayer(
@@ -579,19 +582,23 @@ class _Trace:
         """An activation of a value, of every entry alone, or a polynomial."""
         if curve.is_polynomial:
             return self._powers(start, _coefficients(curve))
-        inner = self._affine_value(start).times(curve.scale)
-        inner = Value(inner.constant + curve.shift, inner.slopes)
+        inner = self._affine_value(start).times(curve.scale).shifted(curve.shift)
         result = self.stack.activated(inner, curve.function).times(curve.factor)
-        return Value(result.constant + curve.offset, result.slopes)
+        return result.shifted(curve.offset)
 
     def _affine_value(self, one: Operation) -> Value:
         """A value that is affine in the state alone, after a new layer where it is not."""
+        value = self._checked_value(one)
+        if self.stack.units_in(value) or len(value.slopes) > 1:
+            self._settle(one)
+        return self.values[one]
+
+    def _checked_value(self, one: Operation) -> Value:
+        """A value that is affine in the state and in hidden units."""
         value = self.values[one]
         if not isinstance(value, Value):
             raise UnsupportedLayer(f"{one.place} gives scores of attention to an activation")
-        if self.stack.units_in(value) or len(value.slopes) > 1:
-            self._settle_values(self._live_values() | {(one, None): value})
-        return self.values[one]
+        return value
 
     def _powers(self, base: Operation, coefficients: dict[int, float]) -> Any:
         """A polynomial of a value, its powers as products of equal factors."""
@@ -600,75 +607,35 @@ class _Trace:
                 raise UnsupportedLayer("a sum of powers of scores of attention, which no layer has")
             ((exponent, factor),) = coefficients.items()
             return power(self.values[base], exponent, factor)
-        (value,) = self._unit_factors([base]) if max(coefficients) > 1 else (self.values[base],)
-        total: Value | None = None
-        product = value
-        for n in range(1, max(coefficients) + 1):
-            product = value if n == 1 else self._hidden_product(product, value)
-            if coefficients.get(n):
-                term = product.times(coefficients[n])
-                total = term if total is None else _sum(total, term)
-        assert total is not None
-        return Value(total.constant + coefficients.get(0, 0.0), total.slopes)
-
-    def _unit_factors(self, operands: list[Any]) -> list[Value]:
-        """Values that hidden units can be made of, after a new layer where they are no such."""
-        values = [self.values[operand] for operand in operands]
-        if any(not isinstance(value, Value) for value in values):
-            raise UnsupportedLayer(
-                "the forward pass multiplies scores of attention and another value"
-            )
-        # Only products of affine functions, or with single units, are hidden units again.
-        if not self._are_factors(values):
-            own = {(one, None): value for one, value in zip(operands, values, strict=True)}
-            self._settle_values(self._live_values() | own)
-        return [self.values[operand] for operand in operands]
-
-    def _are_factors(self, values: list[Value]) -> bool:
-        """Whether products of values are hidden units."""
-        plain = [
-            Value(value.constant * 0, value.slopes) if self.stack.has_offset(value) else value
-            for value in values
+        highest = max(coefficients)
+        square = [self._product([base, base])] if highest > 1 else []
+        powers = [self.values[base], *square]
+        while len(powers) < highest:
+            further = self.stack.product(powers[-1], powers[0])
+            assert further is not None  # as of the square
+            powers.append(further)
+        terms = [
+            value.times(coefficients[n]) for n, value in enumerate(powers, 1) if coefficients.get(n)
         ]
-        offsets = [value for value, other in zip(values, plain, strict=True) if value is not other]
-        if offsets and (len(values) != 2 or len(offsets) > 1):
-            return False
-        known = all(map(self.stack.multiplies, plain)) and self._have_room(plain)
-        return known and self.stack.gates(plain)
+        return reduce(Value.plus, terms).shifted(coefficients.get(0, 0.0))
 
-    def _have_room(self, values: list[Value]) -> bool:
-        shapes = [value.shape for value in values]
-        return all(shape == shapes[0] for shape in shapes) or not any(
-            self.stack.units_in(value) for value in values
-        )
-
-    def _hidden_product(self, one: Value, two: Value) -> Value:
-        """The product of two values that broadcast to a common shape."""
-        shape = np.broadcast_shapes(one.shape, two.shape)
-        one, two = _expanded(one, shape), _expanded(two, shape)
-        for first, second in ((one, two), (two, one)):
-            if self.stack.has_offset(first) and not self.stack.units_in(second):
-                # (f(u) + c) v = f(u) v + c v
-                product = self.stack.multiplied(Value(first.constant * 0, first.slopes), second)
-                return _sum(product, second.times(first.constant))
-        return self.stack.multiplied(one, two)
-
-
-def _expanded(value: Value, shape: tuple[int, ...]) -> Value:
-    if value.shape == tuple(shape):
-        return value
-    keep = value.shape[-1:] == tuple(shape[-1:])
-    return value.mapped(
-        lambda x: x + x.new_zeros(shape) if hasattr(x, "new_zeros") else x + np.zeros(shape),
-        (lambda m: m) if keep else None,
-    )
-
-
-def _sum(one: Value, two: Value) -> Value:
-    slopes = dict(one.slopes)
-    for n, slope in two.slopes.items():
-        slopes[n] = added([slopes[n], slope]) if n in slopes else slope
-    return Value(one.constant + two.constant, slopes)
+    def _product(
+        self,
+        operands: Sequence[Operation],
+        first: Callable[[Value], Value] = lambda x: x,
+        second: Callable[[Value], Value] = lambda y: y,
+    ) -> Value:
+        """The product of functions of two values, after a new layer where units do not give it."""
+        for _ in range(2):
+            one, two = (self._checked_value(operand) for operand in operands)
+            # Of products that broadcast there would be many more units behind the product.
+            grows = one.shape != two.shape and any(map(self.stack.units_in, (one, two)))
+            if not grows or any(map(self.stack.function_in, (one, two))):
+                product = self.stack.product(first(one), second(two))
+                if product is not None:
+                    return product
+            self._settle(*operands)
+        raise AssertionError("affine functions of one state have a product")
 
 
 def _coefficients(curve: Curve) -> dict[int, float]:

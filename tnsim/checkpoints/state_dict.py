@@ -103,49 +103,36 @@ def place_of(state: Mapping[str, Any], names: Sequence[str]) -> Place:
         >>> str(place_of({"0._orig_mod.w": 1}, ["0.w"]))
         "without '_orig_mod.' in their names"
     """
-    place = _place_among(state, names)
+    place = _place_among(state, names, False)
     named = inside(state, place)
-    parts = () if any(map(_INNER.search, names)) else tuple(sorted(_inner_parts(named, set(), 0)))
-    if not parts:
+    if all(name in named for name in names) and not _inner_parts(named):
         return place
-    shorter = _without_parts(state, {}, 0)
-    bare = _place_among(shorter, names)._replace(without=parts)
+    bare = _place_among(state, names, True)
     # Names that are nowhere are told as the file has them.
     return bare if all(name in inside(state, bare) for name in names) else place
 
 
-def _inner_parts(state: Mapping[Any, Any], seen: set[int], level: int) -> set[str]:
-    """The parts of wrappers in the names of a mapping and the mappings inside it."""
-    if id(state) in seen or level > DEEPEST:
-        return set()
-    seen.add(id(state))
-    found = {part for name in state if isinstance(name, str) for part in _INNER.findall(name)}
-    inner = [value for value in state.values() if isinstance(value, Mapping)]
-    return found.union(*(_inner_parts(value, seen, level + 1) for value in inner))
+def _inner_parts(named: Mapping[Any, Any]) -> tuple[str, ...]:
+    """The parts of wrappers inside of names."""
+    texts = (name for name in named if isinstance(name, str))
+    return tuple(sorted({part for name in texts for part in _INNER.findall(name)}))
 
 
-def _without_parts(state: Mapping[Any, Any], made: dict[int, Any], level: int) -> Mapping[Any, Any]:
-    """A mapping, and the mappings inside it, with names without parts of wrappers.
-
-    Where two names would become one, all of the mapping stay.
-    """
-    if id(state) in made or level > DEEPEST:
-        return made.get(id(state), state)
-    bare: dict[Any, Any] = {}
-    made[id(state)] = bare
-    short = {name: _INNER.sub("", name) if isinstance(name, str) else name for name in state}
-    keep = len(set(short.values())) < len(short)
-    for name, value in state.items():
-        inner = _without_parts(value, made, level + 1) if isinstance(value, Mapping) else value
-        bare[name if keep else short[name]] = inner
-    return bare
+def _without_parts(named: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """Weights by names without parts of wrappers; as they are where two names would become one."""
+    short = {
+        _INNER.sub("", name) if isinstance(name, str) else name: value
+        for name, value in named.items()
+    }
+    return short if len(short) == len(named) else named
 
 
-def _place_among(state: Mapping[str, Any], names: Sequence[str]) -> Place:
-    """The place of weights by their names as they are, see `place_of`."""
-    if all(name in state for name in names):
-        return Place()
-    places = list(_places(state, names, (), set()))
+def _place_among(state: Mapping[str, Any], names: Sequence[str], bare: bool) -> Place:
+    """The place of weights, see `place_of`, by their names with or without parts of wrappers."""
+    places = list(_places(state, names, (), set(), bare))
+    whole = [place for place in places if not (place.way or place.prefix)]
+    if whole:
+        return whole[0]
     if len(places) > 1:
         shown = "; ".join(map(str, places[:4]))
         nested = f"by nested, such as {list(places[0].way)}, and " if places[0].way else ""
@@ -174,10 +161,10 @@ def inside(state: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
         >>> inside({"model": {"module.w": 1}}, Place(("model",), "module."))
         {'w': 1}
     """
-    if place.without:
-        state = _without_parts(state, {}, 0)
     for key in place.way:
         state = state[key]
+    if place.without:
+        state = _without_parts(state)
     if not place.prefix:
         return state
     # Names of other tensors, such as counters outside the wrapper, stay.
@@ -189,23 +176,25 @@ def inside(state: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
 
 
 def _places(
-    state: Mapping[Any, Any], names: Sequence[str], way: tuple[str, ...], seen: set[int]
+    state: Mapping[Any, Any], names: Sequence[str], way: tuple[str, ...], seen: set[int], bare: bool
 ) -> Iterator[Place]:
     """Every place that has all names, in a mapping and the mappings inside it, itself perhaps."""
     seen.add(id(state))
-    for name in state:
+    named = _without_parts(state) if bare else state
+    without = () if named is state else _inner_parts(state)
+    for name in named:
         # One name finds the candidates; all others are then looked up.
         if not isinstance(name, str) or not name.endswith(names[0]):
             continue
         prefix = name.removesuffix(names[0])
         # A prefix ends with a dot, so that `w` is not found inside `raw`.
-        if prefix[-1:] in ("", ".") and all(prefix + other in state for other in names):
-            yield Place(way, prefix)
+        if prefix[-1:] in ("", ".") and all(prefix + other in named for other in names):
+            yield Place(way, prefix, without)
     if len(way) == DEEPEST:
         return
     for key, value in state.items():
         if isinstance(value, Mapping) and isinstance(key, str) and id(value) not in seen:
-            yield from _places(value, names, (*way, key), seen)
+            yield from _places(value, names, (*way, key), seen, bare)
 
 
 def check_unused(

@@ -114,6 +114,28 @@ class Source:
 
 
 @dataclass(frozen=True, eq=False)
+class Units:
+    """What the entries of an array are made of: each a number times a product of factors.
+
+    Args:
+        reads: The source that the factors read.
+        factors: Pairs (W, b) with a row for each entry.
+        function: Activation of the first factor.
+        size: The numbers; None for 1.
+    """
+
+    reads: int
+    factors: tuple[Factor, ...]
+    function: Activation | None = None
+    size: Any = None
+
+    @property
+    def scaled(self) -> tuple[Factor, ...]:
+        """The factors, the numbers among them."""
+        return _times(self.factors, self.size)
+
+
+@dataclass(frozen=True, eq=False)
 class Draft:
     """A layer `s z + D u + c`; without units `D z + c`.
 
@@ -310,29 +332,6 @@ class Stack:
             self._known[linear] = linear.matrix if made is None else made
         return self._known[linear]
 
-    def multiplies(self, value: Value) -> bool:
-        """Whether each entry of a value is affine in the state alone, or a multiple of a unit."""
-        if not self.units_in(value):
-            return len(value.slopes) < 2
-        # A sum of a unit and anything else is no factor.
-        if len(value.slopes) > 1 or bool(value.constant.any()):
-            return False
-        ((block, slope),) = value.slopes.items()
-        if self.sources[block].layers is not None:
-            return False
-        if slope.is_root:
-            return True
-        if self.positions == 1 and not self.may_be_sparse and not slope.is_stored:
-            return False
-        try:
-            return bool((counts(self.rows(slope, self.layout(value))) == 1).all())
-        except (TooLarge, UnsupportedLayer):
-            return False
-
-    def has_offset(self, value: Value) -> bool:
-        """Whether a value is an activation with a number added to it."""
-        return self._activation_in(value) is not None and bool(value.constant.any())
-
     def units_in(self, value: Value) -> list[int]:
         """The blocks of hidden units that a value is affine in."""
         return [block for block in value.slopes if self._is_units(block)]
@@ -341,54 +340,126 @@ class Stack:
         source = self.sources[block]
         return block != 0 and source.norm is None
 
-    def multiplied(self, one: Value, two: Value) -> Value:
-        """The product, entry by entry, of two values of equal shape: a block of hidden units."""
+    def product(self, one: Value, two: Value) -> Value | None:
+        """The product, entry by entry, of two values that broadcast, as a block of hidden units.
+
+        Units are products of affine functions of the state; an activation of one, the *gate*, times
+        another; and a step times what it is a step of, `u 1(u > t)`.
+
+        Returns:
+            The product; None where it is none of these, as of sums of units.
+        """
+        shape = np.broadcast_shapes(one.shape, two.shape)
+        one, two = one.expanded(shape), two.expanded(shape)
+        for gate, other in ((one, two), (two, one)):
+            if self.function_in(gate) is not None and bool(gate.constant.any()):
+                # (f(u) + c) v = f(u) v + c v
+                found = self.product(gate.shifted(-gate.constant), other)
+                return None if found is None else found.plus(other.times(gate.constant))
+        hidden = {value: self._units(value) for value in (one, two) if self.units_in(value)}
+        if None in hidden.values() or any(len(value.slopes) > 1 for value in (one, two)):
+            return None
         layout = self.layout(one, two)
-        if self._activation_in(one) is None and self._activation_in(two) is None:
-            (reads, first), (other, second) = (self._unit_factors(x, layout) for x in (one, two))
-            return self.new_block(
-                one.shape, layout, self._same(reads, other), factors=(*first, *second)
-            )
-        # The activation goes first, as the gate of its layer.
-        first, second = (one, two) if self._activation_in(one) is not None else (two, one)
-        # A step multiplies what it is a step of, so the step decides.
-        if self._activation_in(second) is not None and self._operation_name(second) == "step":
+        first, second = (hidden.get(value) or self._affine(value, layout) for value in (one, two))
+        # The activation goes first, as the gate of its layer; of two a step, which decides.
+        if second.function is not None and (first.function is None or _is_step(second)):
             first, second = second, first
-        function = self._activation_in(first)
-        assert function is not None  # as `gates` says
-        reads, size, ((weight, bias),) = self._unit_of(first, layout)
-        if function.name != "step":
-            other, ((up, shift),) = self._unit_factors(second, layout)
-            factors = ((weight, bias), (scaled_rows(up, size), size * shift))
-            fields = {"factors": factors, "function": function}
-            return self.new_block(one.shape, layout, self._same(reads, other), **fields)
-        # u 1(u > t) = t j(u / t) with j the JumpReLU of threshold 1, and ReLU at t = 0
-        height, thresholds = self._step_heights(first, second, layout)
-        if not bool((thresholds > 0).any()):
-            factors, made = ((weight, bias),), activation("relu")
-        else:
+        reads, function = self._common_source(first, second), first.function
+        if function is None:
+            factors = (*first.scaled, *second.scaled)
+            return self.new_block(shape, layout, reads, factors=factors)
+        if len(first.factors) > 1 or len(second.factors) > 1:
+            return None
+        if _is_step(first):
+            return self._stepped(first, second, shape, layout)
+        if second.function is not None:
+            return None
+        factors = (*first.factors, *_times(second.scaled, first.size))
+        return self.new_block(shape, layout, reads, factors=factors, function=function)
+
+    def _stepped(
+        self, step: Units, other: Units, shape: tuple[int, ...], layout: Layout
+    ) -> Value | None:
+        """A step times what it is a step of, u 1(u > t), or times ReLU of that; None for others.
+
+        It is t j(u / t) with j the JumpReLU of threshold 1, and ReLU at t = 0.
+        """
+        ((weight, bias),), ((up, shift),) = step.factors, other.factors
+        if other.function is not None and other.function.name != "relu":
+            return None
+        # The step must read the rows that it multiplies.
+        if isinstance(weight, SparseMatrix) or isinstance(up, SparseMatrix):
+            return None
+        if not bool((weight == up).all()):
+            return None
+        thresholds = shift - bias
+        height = math.prod(units.size for units in (step, other) if units.size is not None)
+        if not bool(thresholds.any()):
+            factors, made = step.factors, activation("relu")
+        elif bool((thresholds > 0).all()):
             factors = ((weight / thresholds[:, None], bias / thresholds + 1),)
             height, made = height * thresholds, jump_relu(1.0)
-        activated = self.new_block(one.shape, layout, reads, factors=factors, function=made)
+        else:  # thresholds of both kinds would need two activations in one layer
+            return None
+        activated = self.new_block(shape, layout, step.reads, factors=factors, function=made)
+        if isinstance(height, int):
+            return activated
         # Heights are put into the slope, behind the activation.
         at = indices(self.library, layout.index)
-        return activated.mapped(lambda x: x * (size * height)[at].reshape(one.shape))
+        return activated.mapped(lambda x: x * height[at].reshape(shape))
 
-    def _same(self, one: int, two: int) -> int:
+    def _common_source(self, one: Units, two: Units) -> int:
         """The source that both of two factors read."""
-        if one != two:
-            place = self.sources[max(one, two)].place
+        if one.reads != two.reads:
+            place = self.sources[max(one.reads, two.reads)].place
             raise UnsupportedLayer(
                 f"{place} is multiplied by what it reads, and a layer has its norm before all "
                 "of its factors"
             )
-        return one
+        return one.reads
+
+    def function_in(self, value: Value) -> Activation | None:
+        """The activation of the hidden units that a value is made of."""
+        functions = [self.sources[block].function for block in value.slopes]
+        return next((function for function in functions if function is not None), None)
+
+    def _affine(self, value: Value, layout: Layout) -> Units:
+        """Entries that are affine in one source, as factors alone."""
+        ((source, slope),) = value.slopes.items()
+        return Units(source, ((self.rows(slope, layout), self.vector(value.constant, layout)),))
+
+    def _units(self, value: Value) -> Units | None:
+        """The unit of which each entry of a value is a multiple; None where there is none such."""
+        # A sum of a unit and anything else is no factor.
+        if len(value.slopes) > 1 or bool(value.constant.any()):
+            return None
+        ((block, slope),) = value.slopes.items()
+        source = self.sources[block]
+        if source.layers is not None:
+            return None
+        if slope.is_root:
+            return Units(source.reads, source.factors, source.function)
+        if self.positions == 1 and not self.may_be_sparse and not slope.is_stored:
+            return None
+        try:
+            rows = self.rows(slope, self.layout(value))
+        except (TooLarge, UnsupportedLayer):
+            return None
+        if not bool((counts(rows) == 1).all()):
+            return None
+        places, size = single_entries(rows, self.library)
+        factors = (
+            (chosen_rows(w, places, self.library), b[indices(self.library, places)])
+            for w, b in source.factors
+        )
+        return Units(source.reads, tuple(factors), source.function, size)
 
     def activated(self, value: Value, function: Activation) -> Value:
         """An activation of every entry of a value that is affine in the state."""
         layout = self.layout(value)
-        reads, factors = self._unit_factors(value, layout)
-        return self.new_block(value.shape, layout, reads, factors=factors, function=function)
+        made = self._affine(value, layout)
+        fields = {"factors": made.factors, "function": function}
+        return self.new_block(value.shape, layout, made.reads, **fields)
 
     def normed(self, value: Value, norm: Norm, place: str) -> Value:
         """The state behind a norm, as an array of the shape of the value, which is the state."""
@@ -402,67 +473,6 @@ class Stack:
         if self._is_units(source) or slope.entries != self.positions * slope.size:
             return None
         return source if self._multiple_of_identity(slope, self.layout(value)) == 1 else None
-
-    def gates(self, values: Sequence[Value]) -> bool:
-        """Whether the product of values is hidden units, should activations be among them.
-
-        An activation multiplies an affine function of the state, or a step what it is a step of.
-        """
-        activated = [value for value in values if self._activation_in(value) is not None]
-        if not activated:
-            return True
-        layout = self.layout(*values)
-        if len(values) != 2 or any(len(self._unit_of(value, layout)[2]) > 1 for value in activated):
-            return False
-        if not any(self._operation_name(value) == "step" for value in activated):
-            other = [value for value in values if value not in activated]
-            return len(activated) == 1 and not self.units_in(other[0])
-        first, second = values if self._operation_name(values[0]) == "step" else values[::-1]
-        # A step times ReLU is ReLU again, at the step's threshold.
-        if self._operation_name(second) not in ("", "relu"):
-            return False
-        known = self._step_heights(first, second, layout)
-        if known is None or bool((known[1] < 0).any()):
-            return False
-        # Thresholds of both kinds would need two activations in one layer.
-        return bool((known[1] > 0).all()) or not bool(known[1].any())
-
-    def _step_heights(self, step: Value, other: Value, layout: Layout) -> Any:
-        """Numbers k and t with other = k (u + t) where a step is 1(u > 0); None without such."""
-        _, _, ((weight, bias),) = self._unit_of(step, layout)
-        if self._activation_in(other) is None:
-            size, (up, shift) = bias * 0 + 1, self._unit_factors(other, layout)[1][0]
-        else:
-            _, size, ((up, shift),) = self._unit_of(other, layout)
-        # The step must read the rows that it multiplies.
-        if isinstance(weight, SparseMatrix) or isinstance(up, SparseMatrix):
-            return None
-        if weight.shape != up.shape or not bool((weight == up).all()):
-            return None
-        return size, shift - bias
-
-    def _activation_in(self, value: Value) -> Activation | None:
-        """The activation of the hidden units that a value is made of."""
-        functions = [self.sources[block].function for block in value.slopes]
-        return next((function for function in functions if function is not None), None)
-
-    def _operation_name(self, value: Value) -> str:
-        function = self._activation_in(value)
-        return "" if function is None else function.name
-
-    def _unit_of(self, value: Value, layout: Layout) -> tuple[int, Any, tuple[Factor, ...]]:
-        """The source read, numbers that multiply units, and the factors of the units."""
-        ((block, slope),) = value.slopes.items()
-        source = self.sources[block]
-        if slope.is_root and (slope is source.root or self.positions == 1):
-            return source.reads, self.library.array(np.ones(slope.size)), source.factors
-        # `multiplies` has made sure of a single unit for each entry.
-        units, size = single_entries(self.rows(slope, layout), self.library)
-        factors = tuple(
-            (chosen_rows(w, units, self.library), b[indices(self.library, units)])
-            for w, b in source.factors
-        )
-        return source.reads, size, factors
 
     def new_block(
         self,
@@ -479,14 +489,6 @@ class Stack:
         root = self._root(shape, layout)
         self.sources[block] = Source(root, layout, reads, **fields)
         return Value(self.zeros(shape), {block: root})
-
-    def _unit_factors(self, value: Value, layout: Layout) -> tuple[int, tuple[Factor, ...]]:
-        """The factors of every entry of a value that `multiplies`, and the source they read."""
-        if not self.units_in(value):
-            ((source, slope),) = value.slopes.items()
-            return source, ((self.rows(slope, layout), self.vector(value.constant, layout)),)
-        reads, factor, ((weight, bias), *others) = self._unit_of(value, layout)
-        return reads, ((scaled_rows(weight, factor), factor * bias), *others)
 
     def ends_layer(self, value: Value, is_whole: bool) -> bool:
         """Whether a value that all the rest depends on becomes a state of its own.
@@ -847,6 +849,18 @@ class Stack:
         if isinstance(layer, Residual) and layer.skip == 0:
             return [Normed(Residual(layer.layer, skip, layer.scale), layers[0].norm)]
         return [Normed(Residual(layer, skip=skip), layers[0].norm)]
+
+
+def _times(factors: tuple[Factor, ...], size: Any) -> tuple[Factor, ...]:
+    """Factors with numbers in the first; None for 1."""
+    if size is None:
+        return factors
+    (weight, bias), *others = factors
+    return ((scaled_rows(weight, size), size * bias), *others)
+
+
+def _is_step(units: Units) -> bool:
+    return units.function is not None and units.function.name == "step"
 
 
 def _only_activation(functions: Sequence[Activation | None]) -> Activation | None:
