@@ -38,7 +38,9 @@ ONE = np.ones((2, 2))
             tnsim.Bilinear(ONE, ONE, np.ones((2, 3)))
         ),
         "the layer maps 2 to 3": lambda: tnsim.Residual(tnsim.Linear(np.ones((3, 2)))),
-        "Residual skip has 1 NaN": lambda: tnsim.Residual(tnsim.Linear(ONE), skip=np.nan),
+        "Residual skip is nan, no finite number": lambda: tnsim.Residual(
+            tnsim.Linear(ONE), skip=np.nan
+        ),
         "a model needs at least one layer, found none": lambda: tnsim.Model([]),
         "layer 1 expects 3 inputs but layer 0 gives 2": lambda: tnsim.Model(
             [tnsim.Linear(ONE), tnsim.Linear(np.ones((2, 3)))]

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Shaped
 
 from tnsim.checkpoints.formats import Stored
-from tnsim.checkpoints.guard import refusing
+from tnsim.checkpoints.guard import cause
 from tnsim.checkpoints.rules import AttentionRule, Rule, is_finite
 from tnsim.errors import CheckpointError, ModelError, printable
 from tnsim.models.arrays import detached, host_array, requires_grad
@@ -171,8 +171,12 @@ def to_numpy(value: Any, name: str) -> Shaped[np.ndarray, "..."]:
     layout = str(getattr(value, "layout", "torch.strided"))
     if layout != "torch.strided":
         raise CheckpointError(f"tensor {name!r} is sparse ({layout}); store it with to_dense()")
-    with refusing(f"tensor {name!r} cannot be turned into numbers"):
+    try:
         array = host_array(detached(value))
+    except Exception as error:  # of tnsim too, which names no tensor
+        raise CheckpointError(
+            f"tensor {name!r} cannot be turned into numbers: {cause(error)}"
+        ) from error
     if array.dtype.kind not in "fiub":
         raise CheckpointError(f"tensor {name!r} holds {array.dtype}, not real numbers")
     # Files from other machines may have the other order of bytes, which JAX refuses.

@@ -425,7 +425,7 @@ def _check_finite(array: Any, what: str) -> None:
     if finite.all():
         return
     if not finite.ndim:
-        raise ModelError(f"{what} is {float(array)}")
+        raise ModelError(f"{what} is {float(array)}, no finite number")
     first = [int(i) for i in np.unravel_index(finite.argmin(), finite.shape)]
     count = finite.size - np.count_nonzero(finite)
     raise ModelError(f"{what} has {count} NaN or infinite entries, the first at {first}")
