@@ -6,6 +6,7 @@ from closeness import LARGEST, assert_close
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import bilinear, linear
+from refusals import refused
 
 import tnsim
 
@@ -106,6 +107,21 @@ def test_frobenius_sees_the_left_right_swap(rng):
     layer = bilinear(rng, 3, 4, 2)
     other = tnsim.Bilinear(layer.right, layer.left, layer.down)
     assert tnsim.similarity(tnsim.Model([layer]), tnsim.Model([other]), tnsim.Frobenius()) < 0.999
+
+
+def test_means_of_models(rng):
+    """Python's `sum` begins with 0, which is no other number."""
+    models = [tnsim.Model([bilinear(rng, 3, 4, 2, True)]) for _ in range(3)]
+    mean, x = sum(models) / 3, rng.normal(size=(5, 3))
+    assert_close(mean(x), np.mean([model(x) for model in models], axis=0), scale=LARGEST)
+    with_each = [tnsim.inner(model, models[0]) for model in models]
+    assert_close(tnsim.inner(mean, models[0]), np.mean(with_each), scale=max(map(abs, with_each)))
+    for other in (1, 0.0, None):
+        with pytest.raises(TypeError):
+            other + models[0]
+    for divisor, words in ((0, "divided by 0"), (np.nan, "divisor of a model is nan")):
+        with refused(words):
+            models[0] / divisor
 
 
 @pytest.mark.slow

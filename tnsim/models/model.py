@@ -77,6 +77,10 @@ class _Vector:
     def __add__(self, other: Any) -> Combination:
         return _combined_terms(self, other, 1.0)
 
+    def __radd__(self, other: Any) -> Combination:
+        # Python's `sum` begins with the number 0.
+        return Combination(terms(self)) if type(other) is int and not other else NotImplemented
+
     def __sub__(self, other: Any) -> Combination:
         return _combined_terms(self, other, -1.0)
 
@@ -85,6 +89,12 @@ class _Vector:
         return Combination(((coefficient * with_numpy(c), m) for c, m in terms(self)))
 
     __rmul__ = __mul__
+
+    def __truediv__(self, divisor: float) -> Combination:
+        by = with_numpy(scalar(divisor, "the divisor of a model"))
+        if isinstance(by, float) and not by:
+            raise ModelError("a model is divided by 0: give another divisor")
+        return Combination(((with_numpy(c) / by, m) for c, m in terms(self)))
 
     def __neg__(self) -> Combination:
         return -1.0 * self
@@ -255,6 +265,9 @@ class Combination(_Vector):
         >>> difference = 3.0 * double - double
         >>> difference(np.array([1.0])), difference.coefficients
         (array([4.]), (3.0, -1.0))
+        >>> mean = sum([double, 3.0 * double]) / 2
+        >>> mean(np.array([1.0]))
+        array([4.])
 
     Source:
         Paper, section 2.4.
