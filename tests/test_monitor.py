@@ -2,6 +2,7 @@
 
 import copy
 import sys
+from functools import partial
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -37,22 +38,24 @@ def trained(net, steps, monitor):
 
 
 @pytest.mark.slow
-def test_numbers_are_similarities_of_the_states():
+@pytest.mark.parametrize("centred", [False, True])
+def test_numbers_are_similarities_of_the_states(centred):
     torch.manual_seed(0)
     net, goal = bilinear(), bilinear()
-    monitor = tnsim.torch.Monitor(every=3, reference=goal)
+    monitor = tnsim.torch.Monitor(every=3, reference=goal, centred=centred)
+    similarity = partial(tnsim.similarity, centred=centred)
     states, numbers = trained(net, 10, monitor)
     assert [step for step in numbers if numbers[step]] == [0, 3, 6, 9]
     assert set(numbers[0]) == {"similarity/reference"}
     for step in (3, 6, 9):
         now = states[step]
         for name, other in (("first", states[0]), ("previous", states[step - 3])):
-            assert_close(numbers[step][f"similarity/{name}"], tnsim.similarity(now, other))
-        assert_close(numbers[step]["similarity/reference"], tnsim.similarity(now, goal))
+            assert_close(numbers[step][f"similarity/{name}"], similarity(now, other))
+        assert_close(numbers[step]["similarity/reference"], similarity(now, goal))
     assert monitor.history[-1] == {"step": 9, **numbers[9]}
     assert monitor.similarity.a.values.tolist() == [0, 3, 6, 9]
     kept = [states[step] for step in (0, 3, 6, 9)]
-    assert_close(monitor.similarity.values, tnsim.pairwise(kept).similarity.values)
+    assert_close(monitor.similarity.values, tnsim.pairwise(kept, centred=centred).similarity.values)
     assert monitor(9, net) == {}  # a step that is recorded
     assert all(parameter.requires_grad for parameter in net.parameters()) and net.training
 
@@ -249,18 +252,19 @@ def deep():
     return torch.nn.Sequential(*layers, torch.nn.Softmax(-1))
 
 
-def test_networks_without_an_exact_product_are_estimated():
+@pytest.mark.parametrize("centred", [False, True])
+def test_networks_without_an_exact_product_are_estimated(centred):
     torch.manual_seed(0)
     net, metric = deep(), tnsim.Gaussian(samples=1024)
     before = copy.deepcopy(net).eval()
-    monitor = tnsim.torch.Monitor(metric, every=1)
+    monitor = tnsim.torch.Monitor(metric, every=1, centred=centred)
     assert monitor(0, net) == {}
     with torch.no_grad():
         net[0].weight += 0.5
     found = monitor(1, net)["similarity/first"]
-    assert_close(found, tnsim.similarity(before, net.eval(), metric), rtol=1e-12)
+    assert_close(found, tnsim.similarity(before, net.eval(), metric, centred=centred), rtol=1e-12)
     assert 0 < found < 1
-    first = tnsim.torch.similarity(before, net, metric)
+    first = tnsim.torch.similarity(before, net, metric, centred=centred)
     assert_close(first.item(), found, rtol=1e-6, limited_by="modules run in float32")
     first.backward()
     assert net[0].weight.grad.abs().sum() > 0

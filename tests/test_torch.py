@@ -183,6 +183,36 @@ def test_gradcheck(build, shapes, metric):
     assert_close(value, tnsim.similarity(*plain, metric), scale=1.0, rtol=rtol)
 
 
+def activated(weight, bias, down):
+    return [tnsim.Linear(weight, bias), tnsim.Elementwise("gelu"), tnsim.Linear(down)]
+
+
+@pytest.mark.sampled(quick=1)
+@pytest.mark.parametrize(
+    "build, shapes, metric",
+    [
+        (closed(bilinear), [(3, 2), (3, 2), (2, 3), (3,)], tnsim.Gaussian([0.5, 0.0])),
+        (closed(activated), [(3, 2), (3,), (2, 3)], tnsim.Gaussian([0.5, 0.0])),
+        (closed(bilinear), [(3, 2), (3, 2), (2, 3), (3,)], tnsim.Empirical(POINTS, np.arange(5.0))),
+        (added, [(2, 2), (), (2, 3)], tnsim.Gaussian()),
+        (attention, ATTENTION, TOKENS),
+    ],
+)
+def test_gradients_without_means(build, shapes, metric):
+    """The mean moves with the weights, and the derivative leaves it where it is."""
+    weights = [random(*shape) for shape in shapes * 2]
+
+    def cosine(*weights):
+        models = build(*weights[: len(shapes)]), build(*weights[len(shapes) :])
+        return tnsim.torch.similarity(*models, metric, centred=True)
+
+    assert torch.autograd.gradcheck(cosine, weights)
+    plain = [weight.detach() if weight.ndim else weight.item() for weight in weights]
+    models = build(*plain[: len(shapes)]), build(*plain[len(shapes) :])
+    wanted = tnsim.similarity(*models, metric, centred=True)
+    assert_close(cosine(*weights).item(), wanted, scale=1.0, rtol=1e-13)
+
+
 @pytest.mark.slow
 def test_a_batch_of_each_step_needs_no_new_program():
     module, goal = nn.Linear(2, 2), tnsim.from_module(nn.Linear(2, 2))
@@ -388,7 +418,7 @@ ON_INPUTS = {
 }
 
 
-def by_hand(a, b, metric):
+def by_hand(a, b, metric, centred=False):
     """The cosine of the outputs of two modules, all inputs at once."""
     inputs = torch.from_numpy(np.array(metric.inputs))
     weights = np.ones(len(inputs)) if metric.weights is None else metric.weights
@@ -397,25 +427,33 @@ def by_hand(a, b, metric):
         outputs = module(inputs)
         if isinstance(outputs, dict):
             outputs = outputs[metric.output or "logits"]
+        if centred:  # of (inputs, positions, out) or (inputs, out)
+            by_input = outputs.flatten(1, -2).mean(1) if outputs.ndim > 2 else outputs
+            outputs = outputs - torch.from_numpy(weights / weights.sum()) @ by_input.double()
         return (outputs.flatten(1) * torch.from_numpy(weights).sqrt()[:, None]).flatten()
 
     return nn.functional.cosine_similarity(vector(a), vector(b), dim=0)
 
 
-@pytest.mark.parametrize("case", ON_INPUTS)
-def test_modules_that_are_no_models_on_inputs(case):
+@pytest.mark.parametrize(
+    "case, centred", [*((case, False) for case in ON_INPUTS), ("units", True), ("attention", True)]
+)
+def test_modules_that_are_no_models_on_inputs(case, centred):
     """Value and gradients of both sides against PyTorch's own cosine, values also of single precision."""
     build, metric = ON_INPUTS[case]
     nets = [build() for _ in range(2)]
-    value = tnsim.torch.similarity(*nets, metric)
+    value = tnsim.torch.similarity(*nets, metric, centred=centred)
     assert value.dtype == torch.float64 and next(nets[0].parameters()).dtype == torch.float32
-    expected = tnsim.similarity(*nets, metric)
+    expected = tnsim.similarity(*nets, metric, centred=centred)
     # Both run other batches, and the size of a batch decides how a product in float32 is rounded.
     assert_close(value.item(), expected, scale=1.0, rtol=1e-6, limited_by="float32")
     nets = [net.double() for net in nets]
     weights = [weight for net in nets for weight in net.parameters()]
-    value, oracle = tnsim.torch.similarity(*nets, metric), by_hand(*nets, metric)
-    assert_close(value.item(), tnsim.similarity(*nets, metric), scale=1.0, rtol=1e-14)
+    value = tnsim.torch.similarity(*nets, metric, centred=centred)
+    oracle = by_hand(*nets, metric, centred)
+    assert_close(
+        value.item(), tnsim.similarity(*nets, metric, centred=centred), scale=1.0, rtol=1e-14
+    )
     assert_close(value.item(), oracle.item(), scale=1.0, rtol=1e-13)
     found = torch.autograd.grad(value, weights, allow_unused=True)
     wanted = torch.autograd.grad(oracle, weights, allow_unused=True)
@@ -493,7 +531,8 @@ def test_a_model_of_tensors_beside_a_function_of_tensors(build, shapes, live_fir
         torch.autograd.grad(value, weights, create_graph=True)
 
 
-def test_modules_on_inputs_have_second_derivatives():
+@pytest.mark.parametrize("centred", [False, True])
+def test_modules_on_inputs_have_second_derivatives(centred):
     nets, metric = [units(2, 3, 2).double() for _ in range(2)], tnsim.Empirical(POINTS)
     weights = nets[0][1].weight, nets[1][1].weight
 
@@ -501,10 +540,8 @@ def test_modules_on_inputs_have_second_derivatives():
         (slope,) = torch.autograd.grad(value, weights[0], create_graph=True)
         return torch.autograd.grad((slope**2).sum(), weights)
 
-    pairs = zip(
-        twice(tnsim.torch.similarity(*nets, metric)), twice(by_hand(*nets, metric)), strict=True
-    )
-    for found, wanted in pairs:
+    value = tnsim.torch.similarity(*nets, metric, centred=centred)
+    for found, wanted in zip(twice(value), twice(by_hand(*nets, metric, centred)), strict=True):
         assert_close(found, wanted, scale=LARGEST, rtol=1e-11)
 
 
@@ -574,6 +611,7 @@ REFUSED_ON_INPUTS = {
     "infinite": (wild(np.inf), {"metric": LONG}, "NaN or infinite, first for input 1300"),
     "far apart": (wild(1e200), {"metric": LONG}, "on some inputs are beyond float64, relative to"),
     "zero": (np.zeros_like, {}, "the second model is the zero function"),
+    "constant": (lambda x: np.full_like(x, 0.1), {"centred": True}, "leaves nothing of it"),
     "random": (nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)), {}, r"call module\.eval\(\) first"),
     "other outputs": (nn.Linear(2, 3), {}, "one shape of outputs"),
     "other inputs": (nn.Linear(3, 2), {}, "Linear does not take these inputs"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +25,7 @@ from tnsim.metrics.protocol import Metric, adds_up
 from tnsim.models.checks import check_untraced
 from tnsim.models.forward import outputs_on
 from tnsim.models.functions import Function, is_function, outputs_of
-from tnsim.models.model import Model
+from tnsim.models.model import Combination, Model
 from tnsim.models.offsets import constant, less
 from tnsim.problems.batches import all_points
 
@@ -53,6 +53,19 @@ class WithoutMean:
         return np.zeros_like(rest) if self.is_zero else rest
 
 
+class Mean(NamedTuple):
+    """The mean of a function over inputs, and positions where there are any.
+
+    Attributes:
+        values: Mean of every output.
+        is_all: Whether the function is at all points its mean, to within rounding. Of an exact
+            plan, which knows what cancels, False.
+    """
+
+    values: Float[np.ndarray, " out"]
+    is_all: bool
+
+
 def without_mean(given: Any, metric: Metric, budget: Budget = Budget()) -> Any:
     """A model or a function without its mean.
 
@@ -74,6 +87,35 @@ def without_mean(given: Any, metric: Metric, budget: Budget = Budget()) -> Any:
         >>> without_mean(offset, tnsim.Gaussian()).layers[-1].bias.tolist()
         [0.0]
     """
+    mean = mean_of(given, metric, budget)
+    if is_function(given):
+        return WithoutMean(given, mean.values, mean.is_all)
+    return without(given, mean)
+
+
+def without(given: Model | Combination, mean: Mean) -> Model | Combination:
+    """A model or a sum of models less its mean, or the zero function where that is all of it."""
+    if mean.is_all:
+        return constant(given.d_in, np.zeros(given.d_out), given.n_ctx)
+    return less(given, mean.values)
+
+
+def mean_of(given: Any, metric: Metric, budget: Budget = Budget()) -> Mean:
+    """The mean of a model or a function.
+
+    Args:
+        given, metric, budget: Arguments of `without_mean`.
+
+    Raises:
+        ModelError: The metric is no expectation over inputs, or numbers are traced.
+        TooLarge: The mean is beyond the budget.
+
+    Example:
+        >>> import tnsim
+        >>> offset = tnsim.Model([tnsim.Linear([[2.0]], bias=[5.0])])
+        >>> mean_of(offset, tnsim.Gaussian()).values.tolist()
+        [5.0]
+    """
     if not (isinstance(metric, Gaussian | GaussianClosure) or adds_up(metric)):
         raise ModelError(
             f"centred=True takes the mean over inputs, and {metric.name} is no expectation over "
@@ -81,15 +123,15 @@ def without_mean(given: Any, metric: Metric, budget: Budget = Budget()) -> Any:
         )
     check_untraced("centred=True", given, metric)
     if is_function(given):
-        function = WithoutMean(given, _mean_of_function(given, metric, budget))
-        return replace(function, is_zero=_is_rounding(function, function.mean, metric, budget))
-    mean = _mean_of_model(given, metric, budget)
-    rest = less(given, mean)
+        values = _mean_of_function(given, metric, budget)
+        rest: Function = WithoutMean(given, values)
+        return Mean(values, _is_rounding(rest, values, metric, budget))
+    values = _mean_of_model(given, metric, budget)
     # The rest of a sum is held against the terms of the sum.
-    if not isinstance(rest, Model) or not adds_up(metric):
-        return rest
-    lost = _is_rounding(_Outputs(rest), mean, metric, budget, [rest])
-    return constant(given.d_in, np.zeros(given.d_out), given.n_ctx) if lost else rest
+    if isinstance(given, Combination) or not adds_up(metric):
+        return Mean(values, is_all=False)
+    model: Any = less(given, values)
+    return Mean(values, _is_rounding(_Outputs(model), values, metric, budget, [model]))
 
 
 class _Outputs(NamedTuple):

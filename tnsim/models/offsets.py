@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from tnsim.models.arrays import requires_grad
 from tnsim.models.layers import Linear
 from tnsim.models.model import Combination, Model, with_dense_matrices
 
@@ -35,7 +36,8 @@ def less(given: Model | Combination, values: Float[np.ndarray, " out"]) -> Model
         values: Constant, one number for every output.
 
     Returns:
-        Of a model a model with another bias at its end; of a sum a sum with one more term.
+        Of a model a model with another bias at its end, in a layer of its own where the last bias
+        is a tensor that requires grad; of a sum a sum with one more term.
 
     Example:
         >>> less(Model([Linear([[2.0]])]), np.array([5.0]))(np.ones((1, 1))).tolist()
@@ -44,7 +46,7 @@ def less(given: Model | Combination, values: Float[np.ndarray, " out"]) -> Model
     if isinstance(given, Combination):
         return given - constant(given.d_in, values, given.n_ctx)
     last: Any = given.layers[-1]
-    if isinstance(last, Linear):
+    if isinstance(last, Linear) and not requires_grad(last.bias):
         last = with_dense_matrices(last)
         bias = -values if last.bias is None else np.asarray(last.bias, np.float64) - values
         layers = (*given.layers[:-1], Linear(last.weight, bias))

@@ -54,6 +54,7 @@ def similarity(
     metric: Metric | str = Gaussian(),
     *,
     n_ctx: int | None = None,
+    centred: bool = False,
     dtype: DTypeLike = "float64",
     budget: Budget = Budget(),
 ) -> torch.Tensor:
@@ -77,6 +78,7 @@ def similarity(
         metric: Metric that weighs the inputs, or its name. The inputs of `Empirical` may change
             from call to call.
         n_ctx: Length of the sequences on which models with attention are compared.
+        centred: Whether functions are compared without their means over the inputs.
         dtype: Precision in which models are computed, float64 or float32; modules that run on
             inputs have their own.
         budget: Limits on work and memory. Values that modules and plain functions keep for the way
@@ -115,7 +117,7 @@ def similarity(
 
     if may_estimate(metric):
         try:
-            return compared(a, b, metric, n_ctx, dtype, budget)
+            return compared(a, b, metric, n_ctx, centred, dtype, budget)
         except UnsupportedLayer:
             # No exact inner product: the estimate of `tnsim.similarity`, on the same inputs.
             a, b = (given_model(x, n_ctx) if is_path_or_paths(x) else x for x in (a, b))
@@ -126,8 +128,8 @@ def similarity(
         # Modules run on the inputs as they are.
         a, b = comparables(a, b, metric, n_ctx)
         if is_function(a) or is_function(b):
-            return compared_on_inputs(a, b, metric, dtype, budget)
-    return compared(a, b, metric, n_ctx, dtype, budget)
+            return compared_on_inputs(a, b, metric, centred, dtype, budget)
+    return compared(a, b, metric, n_ctx, centred, dtype, budget)
 
 
 @outside_compiler

@@ -21,6 +21,7 @@ from numpy.typing import DTypeLike
 from tnsim.checkpoints.given import given_model
 from tnsim.compare import similarity as without_gradients
 from tnsim.compare.by_points import AtPoints, points_of
+from tnsim.compare.centred import mean_of, without
 from tnsim.compare.comparison import Comparison, comparison_of
 from tnsim.compare.gradients import number_and_pullback
 from tnsim.compare.inner_products import inner_products
@@ -90,15 +91,25 @@ def sample_of(a: Any, b: Any, request: Request) -> WeightedPoints | None:
 
 
 def compared(
-    a: Any, b: Any, metric: Metric, n_ctx: int | None, dtype: DTypeLike, budget: Budget
+    a: Any,
+    b: Any,
+    metric: Metric,
+    n_ctx: int | None,
+    centred: bool,
+    dtype: DTypeLike,
+    budget: Budget,
 ) -> torch.Tensor:
     """The cosine of two models, see `tnsim.torch.similarity`.
+
+    Without means the gradient is that of a constant mean: what is left, `g = a - E a`, has the
+    inner product 0 with every constant, so `d <f - E f, g> = <df - E df, g> = <df, g>`.
 
     Args:
         a: A module, a model, a combination of models or the path of a file.
         b: The other module, model, combination or path.
         metric: Metric that weighs the inputs.
         n_ctx: Length of the sequences on which models with attention are compared.
+        centred: Whether models are compared without their means over the inputs.
         dtype: Precision of the computation.
         budget: Limits on work and memory.
 
@@ -114,7 +125,9 @@ def compared(
     a, b = _model(a, metric, n_ctx), _model(b, metric, n_ctx)
     check_comparable(a, b)
     check_untraced("tnsim.torch.similarity", a, b, metric)
-    request = Request(metric, dtype_name(dtype), budget, squared_norms=True)
+    if centred:
+        a, b = (without(one, mean_of(numbers(one), metric, budget)) for one in (a, b))
+    request = Request(metric, dtype_name(dtype), budget, squared_norms=True, centred=centred)
     sample = sample_of(a, b, request)
     comparison = comparison_of(_unclipped, a, b, request, sample)
     # Tensors among the leaves are the weights that require grad; models hold all other weights as

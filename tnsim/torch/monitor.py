@@ -24,6 +24,7 @@ from numpy.typing import DTypeLike
 from tnsim.analysis import figures, matrices
 from tnsim.checkpoints.given import given_model, is_module
 from tnsim.checkpoints.module_calls import copy_of, diverged
+from tnsim.compare.centred import without_mean
 from tnsim.compare.request import estimated, may_estimate
 from tnsim.compare.similarity import similarity
 from tnsim.engine.ir.dtypes import dtype_name
@@ -57,6 +58,7 @@ class Monitor:
         matrix: Most models in the matrix, at least 2; where it is full, every second of its models
             is left out.
         n_ctx: Length of the sequences on which models with attention are compared.
+        centred: Whether similarities are those of functions without their means over the inputs.
         by: Components of which is recorded how far each moved the function since the last record,
             `"module"`, `"block"`, a list of beginnings of names or another granularity of
             `tnsim.change`, at a forward pass over the inputs for each; None for none.
@@ -94,6 +96,7 @@ class Monitor:
         every: int = 100,
         matrix: int = 32,
         n_ctx: int | None = None,
+        centred: bool = False,
         by: str | int | Sequence[str] | None = None,
         dtype: DTypeLike = "float64",
         log: Any = None,
@@ -108,6 +111,7 @@ class Monitor:
         self.history: list[dict[str, float]] = []
         self._metric, self._every, self._most, self._n_ctx = metric, every, matrix, n_ctx
         self._inputs = metric.inputs if isinstance(metric, Empirical) else None
+        self._centred = centred
         self._reference = None if reference is None else self._function(_frozen(reference))
         self._by, self._components, self._before = by, (), None
         self._dtype = dtype_name(dtype)
@@ -242,7 +246,7 @@ class Monitor:
         return {MOVED + name: value for name, value in moved.items()}
 
     def _function(self, module: Any) -> Any:
-        """The function of a module."""
+        """The function of a module, without its mean if asked."""
         try:
             runs = may_estimate(self._metric)
             function = given_model(module, self._n_ctx, self._inputs, runs=runs)
@@ -258,7 +262,7 @@ class Monitor:
                 "this network is monitored on inputs of yours: "
                 f"tnsim.torch.Monitor(tnsim.Empirical(inputs)); {refusal}"
             ) from None
-        return function
+        return without_mean(function, self._metric) if self._centred else function
 
     def _keep(self, step: int, model: Any, row: list[float]) -> None:
         """Add a model to the matrix; a full matrix loses every second of its models first."""

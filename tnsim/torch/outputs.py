@@ -5,6 +5,10 @@ With `F_a = sqrt(w_i) a(x_i)` over all inputs, positions and outputs, the cosine
 own precision and on their own device, as a part of the autograd graph. Models run in JAX; models
 with moving weights run once more on the way back. Inputs pass in batches, of which autograd keeps
 the values inside of modules that have a gradient, and the outputs of the other side beside them.
+
+Without means the outputs of both sides are less their means as numbers, of which autograd records
+nothing. The means `r` of what is left are 0, but their derivatives are not: with P positions
+`<a|b> - P r_a . r_b` has all derivatives of the inner product without means, and loses no digits.
 """
 
 from __future__ import annotations
@@ -22,11 +26,11 @@ from numpy.typing import DTypeLike
 
 from tnsim.compare import numbers as numbers_of
 from tnsim.compare.by_points import AtPoints, points_of
+from tnsim.compare.centred import Mean, mean_of, without
 from tnsim.compare.request import (
     InnerProducts,
     Question,
     Request,
-    Two,
     check_comparison,
     parts,
 )
@@ -65,14 +69,31 @@ class Rows(NamedTuple):
     Attributes:
         values: Vector in the unit of its side, float64, a part of the autograd graph.
         size: Length of the vector; of sums of models the sum of the lengths of the terms.
+        mean: Mean of the outputs over the inputs of the batch times the square root of the number
+            of positions, in the same unit, a part of the autograd graph.
     """
 
     values: Float[torch.Tensor, "out features"]
     size: float
+    mean: Float[torch.Tensor, " out"]
+
+
+class _Given(NamedTuple):
+    """One of the two functions as it was given.
+
+    Attributes:
+        live: Plain function or module; or a model or sum of models, less its mean if asked.
+        fixed: The same without gradients.
+        mean: Mean that is to be taken from the outputs of a function; None where there is none.
+    """
+
+    live: Any
+    fixed: Any
+    mean: Mean | None = None
 
 
 def compared_on_inputs(
-    a: Any, b: Any, metric: Empirical, dtype: DTypeLike, budget: Budget
+    a: Any, b: Any, metric: Empirical, centred: bool, dtype: DTypeLike, budget: Budget
 ) -> torch.Tensor:
     """The cosine of two functions, of which a side at least is no model, see
     `tnsim.torch.similarity`.
@@ -81,6 +102,7 @@ def compared_on_inputs(
         a: A plain function, a module, a model or a combination of models.
         b: The other function, module, model or combination.
         metric: Metric with the inputs.
+        centred: Whether the functions are compared without their means over the inputs.
         dtype: Precision of the forward passes of models.
         budget: Limits on work and memory.
 
@@ -94,25 +116,33 @@ def compared_on_inputs(
         TnsimError: Outputs, or sums of their products, are not finite.
     """
     check_untraced("tnsim.torch.similarity", a, b, metric)
-    request = Request(metric, dtype_name(dtype), budget, squared_norms=True)
-    first = _numbers(a)
-    fixed = first, first if b is a else _numbers(b)
-    check_comparison(*fixed, metric)
-    (product, *norms), products = _inner_products(a, b, fixed, request)
+    request = Request(metric, dtype_name(dtype), budget, squared_norms=True, centred=centred)
+    first = _Given(a, _numbers(a))
+    second = first if b is a else _Given(b, _numbers(b))
+    check_comparison(first.fixed, second.fixed, metric)
+    if centred:
+        first = _without_mean(first, request)
+        second = first if b is a else _without_mean(second, request)
+    fixed = first.fixed, second.fixed
+    (product, *norms), products = _inner_products(first, second, request)
     # The errors and warnings are those of `tnsim.similarity`, and so is the number.
     value = float(numbers_of.cosine(products, fixed, request))
     cosine = product / (norms[0].sqrt() * norms[1].sqrt())
     return cosine + (value - cosine.detach())
 
 
-def _inner_products(
-    a: Any, b: Any, fixed: Two, request: Request
-) -> tuple[list[torch.Tensor], InnerProducts]:
-    """AB, AA and BB in the graph of autograd, in the units of both sides, and as numbers.
+def _without_mean(given: _Given, request: Request) -> _Given:
+    mean = mean_of(given.fixed, request.metric, request.budget)
+    if is_function(given.live):
+        return given._replace(mean=mean)
+    return _Given(without(given.live, mean), without(given.fixed, mean))
 
-    `fixed` are both sides without gradients.
-    """
-    terms = [parts(one) for one in fixed]
+
+def _inner_products(
+    a: _Given, b: _Given, request: Request
+) -> tuple[list[torch.Tensor], InnerProducts]:
+    """AB, AA and BB in the graph of autograd, in the units of both sides, and as numbers."""
+    terms = [parts(one.fixed) for one in (a, b)]
     known = [part for one in terms for _, part in one]
     models = tuple(part for part in known if isinstance(part, Model))
     points = points_of(models, request.metric)
@@ -124,7 +154,7 @@ def _inner_products(
     sides = [_Side(a, request.dtype)]
     if b is not a:
         sides.append(_Side(b, request.dtype))
-    products, sizes = [], []
+    products, sizes, means = [], [], []
     for start in range(0, points.count, size):
         batch = points.block(start, min(start + size, points.count))
         # Models run first: their messages about inputs that do not fit tell the most.
@@ -134,7 +164,13 @@ def _inner_products(
         check_shapes([one.values.shape, two.values.shape], len(batch.log_weights))
         products.append(_products(one.values, two.values))
         sizes.append((one.size * two.size, one.size**2, two.size**2))
-    sums = list(torch.stack(products).sum(dim=0))
+        means.append((one.mean, two.mean))
+    sums = torch.stack(products).sum(dim=0)
+    if request.centred:
+        sums = sums - _products(
+            *(torch.stack(each).sum(dim=0) for each in zip(*means, strict=True))
+        )
+    sums = list(sums)
     if not all(torch.isfinite(value) for value in sums):
         raise TnsimError(
             "the squared outputs on some inputs are beyond float64, relative to outputs on the "
@@ -178,9 +214,10 @@ class _Side:
     size are floats. A factor of its own does not change a cosine.
     """
 
-    def __init__(self, given: Any, dtype: str) -> None:
-        self.given, self.unit = given, None
-        self.run = _of_function(given) if is_function(given) else _of_model(given, dtype)
+    def __init__(self, given: _Given, dtype: str) -> None:
+        self.given, self.unit = given.live, None
+        own = is_function(given.live)
+        self.run = _of_function(given.live, given.mean) if own else _of_model(given.live, dtype)
 
     def at(self, batch: WeightedPoints, start: int) -> Rows:
         """The vector on a batch that begins with the input number `start`."""
@@ -192,7 +229,11 @@ class _Side:
         if self.unit is not None:
             with np.errstate(over="ignore"):
                 values = values * float(np.exp2(exponent - self.unit))
-        return Rows(values, cancelled * float(values.detach().norm()))
+        # sum_ip w_i y_ip / P = sum_i sqrt(w_i) (mean over p of sqrt(w_i) y_ip)
+        by_input = values.reshape(len(values), len(batch.log_weights), -1)
+        roots = torch.from_numpy(np.exp(batch.log_weights / 2)).to(values.device)
+        mean = by_input.mean(dim=2) @ roots * math.sqrt(by_input.shape[2])
+        return Rows(values, cancelled * float(values.detach().norm()), mean)
 
 
 Run: TypeAlias = Callable[[WeightedPoints, int], tuple[torch.Tensor, float, float]]
@@ -200,8 +241,8 @@ Run: TypeAlias = Callable[[WeightedPoints, int], tuple[torch.Tensor, float, floa
 the unit, and the sum of the lengths of the terms of a sum of models by the length of the sum."""
 
 
-def _of_function(function: Any) -> Run:
-    """The vectors of a plain function or module, with the graph that it makes."""
+def _of_function(function: Any, mean: Mean | None) -> Run:
+    """The vectors of a plain function or module less its mean, with the graph that it makes."""
 
     def at(batch: WeightedPoints, start: int) -> tuple[torch.Tensor, float, float]:
         given = array_at(function, batch.inputs, run_with_gradients)
@@ -217,6 +258,9 @@ def _of_function(function: Any) -> Run:
         if len(outputs) > 2:
             few = outputs[-2:].detach().cpu().numpy()
             check_rows_alone(function, outputs_of(function, batch.inputs[-2:]), few)
+        if mean is not None:
+            rest = outputs - torch.from_numpy(mean.values).to(outputs.device)
+            outputs = rest * 0.0 if mean.is_all else rest
         roots = torch.from_numpy(np.exp(batch.log_weights / 2)).to(outputs.device)
         weighted = outputs * roots.reshape(-1, *(1,) * (outputs.ndim - 1))
         return weighted.movedim(-1, 0).reshape(outputs.shape[-1], -1), 0.0, 1.0
