@@ -310,12 +310,13 @@ def show_tree(axes: Axes, linkage: Float[np.ndarray, "merges 4"]) -> np.ndarray:
         >>> show_tree(Figure().subplots(), np.array([[0.0, 1.0, 0.5, 2.0]])).tolist()
         [0, 1]
     """
+    from matplotlib.collections import LineCollection
     from scipy.cluster.hierarchy import dendrogram
 
     tree = dendrogram(linkage, no_plot=True)
-    for across, up in zip(tree["icoord"], tree["dcoord"], strict=True):
-        # SciPy puts leaves at 5, 15, 25, ...; here they are at 0, 1, 2, ...
-        axes.plot(np.array(across) / 10 - 0.5, up, color="0.35", lw=1.1)
+    # SciPy puts leaves at 5, 15, 25, ...; here they are at 0, 1, 2, ...
+    brackets = np.stack([np.array(tree["icoord"]) / 10 - 0.5, tree["dcoord"]], axis=-1)
+    axes.add_collection(LineCollection(list(brackets), colors="0.35", linewidths=1.1))
     leaves = np.array(tree["leaves"])
     axes.set_xlim(-0.7, len(leaves) - 0.3)
     axes.set_ylim(bottom=0)
