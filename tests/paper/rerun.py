@@ -26,5 +26,8 @@ def verdicts(experiment, setting, folder, **options):
 
 
 def by_verdict(found):
-    """The names of the claims that became alike, one after another."""
-    return {became: " ".join(n for n in found if found[n] == became) for became in found.values()}
+    """The names of the claims that became alike, in the order of the alphabet."""
+    return {
+        became: " ".join(sorted(n for n in found if found[n] == became))
+        for became in found.values()
+    }

@@ -35,9 +35,9 @@ def test_the_verdicts_of_half_the_shipped_series(tmp_path):
     found = verdicts(EXPERIMENT, SMALL, tmp_path / "out", given=given)
     assert by_verdict(found) == {
         "holds": (
-            "learned through-the-last-layer one-head-first nothing-in-common phases-similarity "
-            "blocks-similarity phases-repeated-outputs blocks-repeated-outputs "
-            "phases-weight-cosine blocks-weight-cosine"
+            "blocks-repeated-outputs blocks-similarity blocks-weight-cosine learned "
+            "nothing-in-common one-head-first phases-repeated-outputs phases-similarity "
+            "phases-weight-cosine through-the-last-layer"
         )
     }
 

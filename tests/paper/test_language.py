@@ -144,11 +144,11 @@ def test_the_verdicts_of_a_small_model(tmp_path, text):
     assert by_verdict(found) == {
         "differs in setting": "2-gram-score tensor-follows-ngrams-best",
         "holds": (
-            "3-gram-score pairs-stop-first blocks-similarity blocks-held-out-text "
-            "blocks-text-logits blocks-text-residual blocks-gaussian-logits "
-            "blocks-weight-cosine tensor-is-sharpest tensor-is-sharpest-beyond-drift "
-            "phases-similarity phases-held-out-text phases-text-logits phases-text-residual "
-            "phases-gaussian-logits phases-weight-cosine"
+            "3-gram-score blocks-gaussian-logits blocks-held-out-text blocks-similarity "
+            "blocks-text-logits blocks-text-residual blocks-weight-cosine "
+            "pairs-stop-first phases-gaussian-logits phases-held-out-text "
+            "phases-similarity phases-text-logits phases-text-residual "
+            "phases-weight-cosine tensor-is-sharpest tensor-is-sharpest-beyond-drift"
         ),
         "cannot be rerun": "closed-form the-papers-run",
     }
