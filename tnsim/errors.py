@@ -6,7 +6,6 @@ which the command line prints as a line before it exits with status 2.
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 
@@ -83,9 +82,6 @@ def in_one_line(error: BaseException) -> str:
     return printable(" ".join(str(error).split()))
 
 
-_FOLDER = os.path.join(os.path.dirname(__file__), "")  # noqa: PTH120
-
-
 def warn(message: str, category: type[Warning]) -> None:
     """Warn, and name the line of the caller of tnsim, however deep inside tnsim the finding was.
 
@@ -101,9 +97,14 @@ def warn(message: str, category: type[Warning]) -> None:
         1
     """
     level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_FOLDER):
+    # By the name of the module, as the generated code of a dataclass has no file.
+    while frame.f_back is not None and _is_own(frame.f_globals.get("__name__", "")):
         level, frame = level + 1, frame.f_back
     warnings.warn(message, category, stacklevel=level)
+
+
+def _is_own(module: str) -> bool:
+    return module.partition(".")[0] == "tnsim"
 
 
 def _escaped_character(character: str) -> str:
