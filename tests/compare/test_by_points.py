@@ -632,7 +632,9 @@ def test_inputs_with_labels_are_refused(rng):
         assert tnsim.inner(net, net, tnsim.Empirical(right)) == expected
     # Data sets and loaders say which entry is the input: the first.
     for right in (data, loader, torch.utils.data.Subset(data, range(5))):
-        with pytest.warns(tnsim.CaveatWarning, match="tuples of 2, as of inputs with labels") as said:
+        with pytest.warns(
+            tnsim.CaveatWarning, match="tuples of 2, as of inputs with labels"
+        ) as said:
             metric = tnsim.Empirical(right)
         assert {one.filename for one in said} == {__file__}
         assert tnsim.inner(net, net, metric) == expected
