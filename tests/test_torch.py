@@ -187,7 +187,7 @@ def activated(weight, bias, down):
     return [tnsim.Linear(weight, bias), tnsim.Elementwise("gelu"), tnsim.Linear(down)]
 
 
-@pytest.mark.sampled(quick=1)
+@pytest.mark.sampled(quick=0)
 @pytest.mark.parametrize(
     "build, shapes, metric",
     [
@@ -260,6 +260,7 @@ def test_autocast_rounds_no_weight():
     assert values[0] == values[1] and (slopes[0] == slopes[1]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # the compiler's
 def test_compiled_code_around_a_similarity_leaves_it_as_it_is():
     """Inside of `torch.compile` no module can be read, and an estimate stood in its place."""

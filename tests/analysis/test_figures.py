@@ -143,7 +143,8 @@ def test_embedding_and_dendrogram(run):
     assert len({tuple(c) for c in axes.collections[0].get_facecolors()}) == 3
     assert {"0", "100000"} <= {text.get_text() for text in axes.texts}
     axes = figures.pairwise(run, "dendrogram", change_points=(4, 9)).axes[0]
-    assert len(axes.lines) == 12 and len({text.get_color() for text in axes.get_xticklabels()}) == 3
+    assert len(axes.collections[0].get_segments()) == 12
+    assert len({text.get_color() for text in axes.get_xticklabels()}) == 3
 
 
 @pytest.mark.parametrize(

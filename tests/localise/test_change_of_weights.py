@@ -648,7 +648,7 @@ def test_a_layer_that_did_not_change_adds_nothing_to_an_exact_change():
     assert tnsim.inner(b - b, a) == 0
 
 
-@pytest.mark.parametrize("on_inputs", [False, True])
+@pytest.mark.parametrize("on_inputs", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_skips_and_scales_of_residuals_change_with_their_layer(rng, on_inputs):
     shapes = (3, 2), (5, 3), (3, 5), (2, 3)
     drawn = [(rng.normal(size=shape), rng.normal(size=shape)) for shape in shapes]

@@ -276,6 +276,7 @@ def test_nothing_is_lost_on_the_way(rng):
     assert_close(expression(arrays), value, rtol=1e-11)
 
 
+@pytest.mark.slow
 def test_a_vector_goes_through_more_matrices_than_python_calls_functions():
     turn = np.roll(np.eye(8), 1, axis=1)
     tensors = [qtn.Tensor(np.arange(8.0), ("i0",))]
