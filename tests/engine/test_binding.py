@@ -67,6 +67,63 @@ def test_programs_of_any_operations(program, precision):
 
 
 @pytest.mark.slow
+@settings(max_examples=200)
+@given(programs())
+def test_programs_whose_operations_run_at_once(program):
+    """The same bits, whichever thread runs what."""
+    arrays = drawn(program.shapes)
+    found = []
+    for threads in (1, 3):
+        with pytest.MonkeyPatch.context() as patch, using(Session()):
+            patch.setattr(costs, "runs_at_once", lambda program: True)
+            patch.setattr(binding, "processors", lambda threads=threads: threads)
+            found.append(of_program(program, arrays)[0])
+    for one, other, wanted in zip(*found, eager.run_program(program, arrays)[0], strict=True):
+        assert np.array_equal(one, other)
+        size = max(np.abs(wanted).max(initial=0.0), 1.0)
+        assert_close(one, wanted, scale=size, rtol=1e-12)
+
+
+@pytest.mark.slow
+@settings(max_examples=300)
+@given(programs(), st.randoms(use_true_random=False))
+def test_memory_of_operations_at_once(program, random):
+    """No order in which threads may begin and end operations takes more than is planned."""
+    order, over, first = binding._order(program), costs.overwritten(program), len(program.shapes)
+    calls = binding.bind(program).calls
+    sizes = [int(np.prod(shape)) for shape in program.value_shapes]
+    waits, alive, running, done = list(order.waits), {}, {}, set()
+    begun, peak, passed = set(), 0, 0
+    while len(done) < len(calls):
+        ready = [n for n, count in enumerate(waits) if not count and n not in begun]
+        ready = [n for n in ready if n <= passed + order.ahead]
+        if ready and len(running) < costs.AT_ONCE and (not running or random.random() < 0.6):
+            n = random.choice(ready)
+            begun.add(n)
+            op = program.operations[n]
+            running[n] = costs.beside(op, program.sizes[n], sizes[first + n])
+            if over[n] is not None:
+                alive.pop(op.args[over[n]])
+            if first + n not in program.outputs:
+                alive[first + n] = sizes[first + n]
+            peak = max(peak, sum(alive.values()) + sum(running.values()))
+            continue
+        n = random.choice([*running])
+        del running[n]
+        done.add(n)
+        for later in order.then[n]:
+            waits[later] -= 1
+        while passed in done:
+            for number in {*calls[passed].dead, first + passed}:
+                if number not in program.readers or number in calls[passed].dead:
+                    alive.pop(number, None)
+            passed += 1
+    with pytest.MonkeyPatch.context() as patch, using(Session()):
+        patch.setattr(costs, "runs_at_once", lambda program: True)
+        assert peak <= costs.stage_elements(program)
+
+
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(programs())
 def test_programs_of_any_operations_in_jax(program):
@@ -126,15 +183,18 @@ def test_a_trace_is_divided_by_its_scale():
     assert [float(x) for x in outputs] == [0.5, 1.0] and exponents == [4.0]
 
 
+@pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("metric", [tnsim.TreeSymmetric(), tnsim.Gaussian()], ids=lambda m: m.name)
-def test_the_bits_are_those_of_one_thread(metric, monkeypatch):
-    """Products are cut into blocks, and loops into lanes, whatever the number of threads."""
+def test_the_bits_are_those_of_one_thread(metric, at_once, monkeypatch):
+    """Products are cut into blocks or run at once, and loops are cut into lanes, whatever the number of threads."""
+    monkeypatch.setattr(costs, "_MIDDLE", (2**8 if at_once else 2**60, 2**61))
     monkeypatch.setattr(binding, "_LARGE", 2**8)
     monkeypatch.setattr(binding, "_LEAST_SIDE", 4)
     monkeypatch.setattr(binding, "REPAYS", 0.0)
     tnsim.session().clear()  # equal programs, bound with the usual sizes
     a, b = (bench.random_stack(12, 9, 2, "float64", seed) for seed in (1, 2))
     plan = tnsim.plan(a, b, metric, cosine=True).contraction
+    assert at_once == any(map(costs.runs_at_once, plan.programs))
     arrays = dict(zip(plan.shapes, drawn(plan.shapes.values()), strict=True))
     found = []
     for threads in (1, 2, 5):
@@ -173,12 +233,16 @@ def test_threads_may_run_one_plan(depth, metric, stack, rng):
             assert np.array_equal(one.exponents[key], exponent)
 
 
-@pytest.mark.parametrize("threads, at_once", [(1, False), (3, False), (1, True)])
+@pytest.mark.parametrize(
+    "threads, at_once", [(1, None), (3, None), (3, "operations"), (1, "operations"), (1, "stages")]
+)
 def test_memory_is_within_half_of_what_was_planned(threads, at_once, monkeypatch):
     monkeypatch.setattr(binding, "processors", lambda: threads)
-    monkeypatch.setattr(costs, "_AT_ONCE_SECONDS", 0.0 if at_once else np.inf)
+    monkeypatch.setattr(costs, "_AT_ONCE_SECONDS", 0.0 if at_once == "stages" else np.inf)
+    monkeypatch.setattr(costs, "_MIDDLE", (2**21 if at_once else 2**60, 2**61))
+    tnsim.session().clear()
     a, b = (bench.random_stack(40, 50, 2, "float64", seed) for seed in (1, 2))
-    plan = tnsim.plan(a, b, cosine=at_once).contraction
+    plan = tnsim.plan(a, b, cosine=at_once == "stages").contraction
     arrays = dict(zip(plan.shapes, drawn(plan.shapes.values()), strict=True))
     interpreted(plan, arrays)  # binds the plan
     tracemalloc.start()
@@ -186,12 +250,13 @@ def test_memory_is_within_half_of_what_was_planned(threads, at_once, monkeypatch
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     rounds = binding.prepared(plan.whole, 8, stacked_stages(plan, (), {})[0]).rounds
-    assert not at_once or any(len(each.stages) > 1 for each in rounds)
+    assert at_once != "stages" or any(len(each.stages) > 1 for each in rounds)
+    assert bool(at_once) == any(map(costs.runs_at_once, plan.programs))
     own = plan.interpreted_bytes - plan.input_bytes
     assert own > 2**20  # beside which views and calls are little
     assert peak < own + 2**16
-    # A plan counts stages at once whatever the machine has of cores: one thread needs less.
-    assert at_once or own < 1.5 * peak
+    # A plan counts what runs at once whatever the machine has of cores: one thread needs less.
+    assert (at_once and threads == 1) or own < 1.5 * peak
 
 
 @pytest.mark.slow

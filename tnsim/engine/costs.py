@@ -3,7 +3,8 @@
 *Programs* (`working_elements`). A value is alive from the operation that computes it to the last
 one that reads it, in the order written. Beside it stand the copies that an operation takes: NumPy
 multiplies matrices where they stand, and copies an argument or a result of any other order of axes
-(`ir/matmul_form: host_product`).
+(`ir/matmul_form: host_product`). Where operations run at once, none runs far ahead of the others
+(`stage_elements`), so memory depends on the program alone there too.
 
 *Rounds* (`rounds`). The moments of two models do not depend on each other, and a long stage is cut
 into parts (see `planner`), few of which keep all cores busy alone. Stages that do not
@@ -36,8 +37,22 @@ CACHED, WRITING = 2**20, 128
 its elements costs about as much as WRITING multiplications."""
 
 
-_AT_ONCE = 4
-"""Most stages that run at once: calls of NumPy begin under Python's lock."""
+AT_ONCE = 4
+"""Most stages, or operations of a stage, that run at once: calls of NumPy begin under Python's
+lock."""
+
+
+AHEAD = 8
+"""Most operations by which one that runs stands behind the first one that is not done."""
+
+
+_MIDDLE = 2**21, 2**28
+"""Multiplications of the largest product of a program whose operations run at once: handing on
+smaller ones takes as long as they do, and blocks of larger ones keep all cores as busy."""
+
+
+_REPAYS = 1.5
+"""Least time of a program's operations one after another, in times of its longest chain."""
 
 
 _AT_ONCE_BYTES = 2**29
@@ -119,7 +134,7 @@ def rounds(whole: WholePlan, programs: Sequence[Program], item: int) -> tuple[Ro
         programs: Program of each stage, on stacks where the plan runs on stacks.
         item: Bytes of an element.
     """
-    working = [working_elements(program) for program in programs]
+    working = [stage_elements(program) for program in programs]
     seconds = [host_seconds(program, item) for program in programs]
     read: Sizes = {}
     given = []
@@ -131,7 +146,7 @@ def rounds(whole: WholePlan, programs: Sequence[Program], item: int) -> tuple[Ro
     def own(chosen: Sequence[int]) -> int:
         # Inputs are not part of what a program needs. Of stages that do not run, outputs remain.
         outputs = sum(sum(given[n]) for n in chosen)
-        return outputs + min(len(chosen), _AT_ONCE) * max(working[n] for n in chosen)
+        return outputs + min(len(chosen), AT_ONCE) * max(working[n] for n in chosen)
 
     def within(at_most: int) -> Iterator[Round]:
         """Rounds of as many stages as fit in `at_most` elements, at least one stage each."""
@@ -158,7 +173,7 @@ def rounds(whole: WholePlan, programs: Sequence[Program], item: int) -> tuple[Ro
             for name in last_read:
                 del alive[name]
             total, taken = sum(seconds[n] for n in chosen), own(chosen)
-            at_once = min(len(chosen), _AT_ONCE)
+            at_once = min(len(chosen), AT_ONCE)
             yield Round(tuple(chosen), at_once, taken, others + taken, total, last_read)
 
     # At most 0 elements leaves each round with a single stage, the minimum a round has. As much
@@ -183,25 +198,72 @@ def working_elements(program: Program) -> int:
     A value is alive from its operation to the last one that reads it, and copies that an operation
     needs are alive beside it.
     """
+    return max((sum(each) for each in _memory(program)), default=0)
+
+
+@per_object_cache
+def stage_elements(program: Program) -> int:
+    """The same for the program of a stage, whose operations may run at once.
+
+    While the first operation that is not done runs, only operations up to `AHEAD` places behind it
+    have run, and nothing is freed that one of these or a later one reads.
+    """
+    if not runs_at_once(program):
+        return working_elements(program)
+    rows, most = _memory(program), 0
+    for n, (alive, _, _) in enumerate(rows):
+        near = rows[n : n + AHEAD + 1]
+        added = sum(max(added, 0) for _, added, _ in near)
+        most = max(most, alive + added + AT_ONCE * max(beside for *_, beside in near))
+    return most
+
+
+def _memory(program: Program) -> list[tuple[int, int, int]]:
+    """For each operation the elements alive before it, those that it adds, and its copies."""
     shapes, first = program.value_shapes, len(program.shapes)
     kept, places = set(program.outputs), overwritten(program)
-    alive, peak = 0, 0
+    alive, rows = 0, []
     for n, op in enumerate(program.operations):
         number = first + n
         size = math.prod(shapes[number])
         written_over = places[n]
-        if written_over is not None:
-            alive -= size
-        if number not in kept:
-            alive += size
-        peak = max(peak, alive + beside(op, program.sizes[n], size))
+        added = (number not in kept) * size - (written_over is not None) * size
+        rows.append((alive, added, beside(op, program.sizes[n], size)))
+        alive += added
         for a in set(op.args):
             is_gone = written_over is not None and op.args[written_over] == a
             if program.readers[a][-1] == n and a >= first and a not in kept and not is_gone:
                 alive -= math.prod(shapes[a])
         if number not in program.readers and number not in kept:
             alive -= size
-    return peak
+    return rows
+
+
+@per_object_cache
+def runs_at_once(program: Program) -> bool:
+    """Whether NumPy runs operations of a stage at once, on the threads of a pool.
+
+    Args:
+        program: Program of a stage.
+
+    Example:
+        >>> products = [Operation("contract", (0, 1), ((0, 1), (1, 2)), (0, 2))] * 2
+        >>> joined = Operation("contract", (2, 3), ((0, 1), (1, 2)), (0, 2))
+        >>> runs_at_once(Program(((256, 256),) * 2, (*products, joined), (4,)))
+        True
+    """
+    least, most = _MIDDLE
+    if not least <= max(program.costs, default=0) < most:
+        return False
+    if any(op.body is not None for op in program.operations):
+        return False  # its turns run at once
+    first, total = len(program.shapes), 0.0
+    ends = [0.0] * first  # when each value is there, if every operation runs as soon as it may
+    for op, sizes in zip(program.operations, program.sizes, strict=True):
+        seconds = host_seconds_of(op, sizes, 8)
+        total += seconds
+        ends.append(seconds + max(ends[a] for a in op.args))
+    return total >= _REPAYS * max(ends)
 
 
 @per_object_cache

@@ -14,10 +14,10 @@ which adds up its own; the lanes are added in order. In JAX the body is traced o
 *Stages* (`Stage`). The outputs of a program are divided by the scales of their groups, powers of
 two. Stacked axes of models are labels of their own, at the front of every array that has them.
 
-*Threads.* Stages of a round, lanes of a loop and blocks of a large product share the threads of a
-pool where their work repays it, with BLAS on one thread. Threads of BLAS wait for each other in a
-busy loop, which beside other work took three times as long (depth 16, width 256). No bit depends
-on which thread runs what.
+*Threads.* Stages of a round, operations of a stage, lanes of a loop and blocks of a large product
+share the threads of a pool where their work repays it, with BLAS on one thread. Threads of BLAS
+wait for each other in a busy loop, which beside other work took three times as long (depth 16,
+width 256). No bit depends on which thread runs what.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tnsim.engine.ir.matmul_form import MatrixProduct, host_product
 from tnsim.engine.ir.program import Operation, Program, n_iterations
 from tnsim.engine.ir.stages import WholePlan
 from tnsim.engine.runtime.stacking import Axes, Stacked, aligned, stacked_program
-from tnsim.engine.runtime.threads import processors, shared
+from tnsim.engine.runtime.threads import Order, processors, shared
 from tnsim.scaled import Numeric, scale_exponent, shifted
 from tnsim.sessions import per_object_cache
 
@@ -85,10 +85,13 @@ class Bound(NamedTuple):
     Attributes:
         calls: Operations, in order.
         outputs: Numbers of the outputs.
+        order: Which operations wait for which, where threads share them; None where they run one
+            after another.
     """
 
     calls: tuple[Call, ...]
     outputs: tuple[int, ...]
+    order: Order | None = None
 
     def __call__(self, inputs: Sequence[Numeric]) -> list[Any]:
         """The outputs, not yet divided by scales.
@@ -100,16 +103,34 @@ class Bound(NamedTuple):
             Arrays, some of which may be inputs themselves.
         """
         values: list[Any] = list(inputs)
+        if self.order is not None:
+            return self._at_once(values, self.order)
         for function, args, dead in self.calls:
             values.append(function(*[values[a] for a in args]))
             for number in dead:
                 values[number] = None
         return [values[number] for number in self.outputs]
 
+    def _at_once(self, values: list[Any], order: Order) -> list[Any]:
+        first = len(values)
+        values += [None] * len(self.calls)
+
+        def run(n: int) -> None:
+            function, args, _ = self.calls[n]
+            values[first + n] = function(*[values[a] for a in args])
+
+        def passed(n: int) -> None:
+            for number in self.calls[n].dead:
+                values[number] = None
+
+        tasks = [partial(run, n) for n in range(len(self.calls))]
+        shared(tasks, min(processors(), costs.AT_ONCE), order, passed)
+        return [values[number] for number in self.outputs]
+
 
 @per_object_cache
 def bind(program: Program, xp: ModuleType = np) -> Bound:
-    """Bind a program to functions of arrays.
+    """Bind a program to functions of arrays, which run one after another.
 
     Args:
         program: Program on arrays that stand in the order of their labels.
@@ -124,17 +145,38 @@ def bind(program: Program, xp: ModuleType = np) -> Bound:
         >>> bound([np.ones((4, 3)), np.ones((3, 5))])[0].tolist()[0]
         [3.0, 3.0, 3.0, 3.0, 3.0]
     """
+    return _bound(program, xp, None)
+
+
+def _bound(program: Program, xp: ModuleType, order: Order | None) -> Bound:
+    """A program bound to functions, of which threads share those that an order lets run at once."""
     over = costs.overwritten(program)
     calls = []
     for n, op in enumerate(program.operations):
-        function = operation_function(op, program.sizes[n], over[n], xp)
+        function = operation_function(op, program.sizes[n], over[n], xp, order is None)
         last = {a for a in op.args if program.readers[a][-1] == n}
         dead = last.difference(program.outputs)
         calls.append(Call(function, op.args, tuple(dead)))
-    return Bound(tuple(calls), program.outputs)
+    return Bound(tuple(calls), program.outputs, order)
 
 
-def operation_function(op: Operation, sizes: Sizes, over: int | None, xp: ModuleType) -> Function:
+def _order(program: Program) -> Order:
+    """Which operations of a program wait for which, in NumPy."""
+    first, over, waits = len(program.shapes), costs.overwritten(program), []
+    then: list[list[int]] = [[] for _ in program.operations]
+    for n, (op, place) in enumerate(zip(program.operations, over, strict=True)):
+        before = {a - first for a in op.args if a >= first}
+        if place is not None:  # what is written over has been read by all others
+            before.update(reader for reader in program.readers[op.args[place]] if reader != n)
+        waits.append(len(before))
+        for number in before:
+            then[number].append(n)
+    return Order(tuple(waits), tuple(map(tuple, then)), costs.AHEAD)
+
+
+def operation_function(
+    op: Operation, sizes: Sizes, over: int | None, xp: ModuleType, alone: bool = True
+) -> Function:
     """The function of the arguments of an operation.
 
     Args:
@@ -142,12 +184,14 @@ def operation_function(op: Operation, sizes: Sizes, over: int | None, xp: Module
         sizes: Size of every label.
         over: Place of the argument that NumPy writes the result over; None for new memory.
         xp: Library of the arrays, NumPy or `jax.numpy`.
+        alone: Whether no other operation runs at once, so that threads share blocks of a large
+            product.
     """
     if op.kind == "sum":
         return _sum(op, sizes, over, xp)
     if op.kind == "loop":
         return _loop(op, sizes) if xp is np else _traced_loop(op, sizes)
-    return _reduction(op, xp) if len(op.args) == 1 else _contraction(op, sizes, over, xp)
+    return _reduction(op, xp) if len(op.args) == 1 else _contraction(op, sizes, over, xp, alone)
 
 
 def _axes(labels: Labels, order: Labels) -> Labels | None:
@@ -178,7 +222,9 @@ def _written(xp: ModuleType) -> Function:
     return np.ndarray.copy if xp is np else _same
 
 
-def _contraction(op: Operation, sizes: Sizes, over: int | None, xp: ModuleType) -> Function:
+def _contraction(
+    op: Operation, sizes: Sizes, over: int | None, xp: ModuleType, alone: bool
+) -> Function:
     """The contraction of two arrays: matrix products, or entry by entry."""
     (first, second), output = op.labels, op.output
     form = host_product(first, second, output, sizes)
@@ -191,7 +237,7 @@ def _contraction(op: Operation, sizes: Sizes, over: int | None, xp: ModuleType) 
     of_y = _matrices(y_labels, (batch, summed, right), sizes, reads_y)
     shape = tuple(sizes[label] for label in form.product.result)
     axes, written = _axes(form.product.result, output), _written(xp)
-    is_shared = xp is np and not batch and math.prod(sizes.values()) >= _LARGE
+    is_shared = alone and xp is np and not batch and math.prod(sizes.values()) >= _LARGE
     matmul = _in_blocks if is_shared else xp.matmul
     # A result that has rows and columns of one label each already has its shape.
     is_shaped = len(left) == len(right) == 1
@@ -517,7 +563,11 @@ class Stage(NamedTuple):
             alone.append(is_new and program.outputs.count(number) == 1)
         read = {a for op in program.operations if op.labels == (op.output,) for a in op.args}
         alone = [a and n not in read for a, n in zip(alone, program.outputs, strict=True)]
-        return cls(program, bind(program, xp), over, tuple(alone))
+        if xp is np and costs.runs_at_once(program):
+            bound = _bound(program, xp, _order(program))
+        else:
+            bound = bind(program, xp)
+        return cls(program, bound, over, tuple(alone))
 
     def __call__(self, inputs: Sequence[Numeric]) -> tuple[list[Any], list[Any]]:
         """Outputs divided by their scales, and the exponent of each scale."""

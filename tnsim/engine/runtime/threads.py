@@ -6,14 +6,14 @@ takes one thread in each of them (`one_blas_thread`).
 
 from __future__ import annotations
 
+import heapq
 import os
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -47,7 +47,26 @@ def _set_threads(numbers: Sequence[int]) -> None:
         library.set_num_threads(threads)
 
 
-def shared(tasks: Sequence[Callable[[], Any]], threads: int) -> list[Any]:
+class Order(NamedTuple):
+    """Which of several tasks wait for which.
+
+    Attributes:
+        waits: For each task the number of tasks that it waits for, all of which stand before it.
+        then: For each task those that wait for it.
+        ahead: Most places by which a task that runs stands behind the first one that is not done.
+    """
+
+    waits: tuple[int, ...]
+    then: tuple[tuple[int, ...], ...]
+    ahead: int
+
+
+def shared(
+    tasks: Sequence[Callable[[], Any]],
+    threads: int,
+    order: Order | None = None,
+    passed: Callable[[int], None] | None = None,
+) -> list[Any]:
     """The results of tasks, in order; this thread and idle threads of the pool go through them.
 
     A thread that has no task left helps elsewhere, and tasks may share tasks of their own: this
@@ -56,6 +75,8 @@ def shared(tasks: Sequence[Callable[[], Any]], threads: int) -> list[Any]:
     Args:
         tasks: Functions to call.
         threads: Most threads that go through the tasks, this one included.
+        order: Which tasks wait for which; None where all may run at once.
+        passed: Called with the number of each task, in order, once it and all before it are done.
 
     Example:
         >>> shared([lambda: 1, lambda: 2, lambda: 3], threads=2)
@@ -63,40 +84,100 @@ def shared(tasks: Sequence[Callable[[], Any]], threads: int) -> list[Any]:
     """
     count = min(threads, len(tasks))
     if count < 2:
+        results = []
         with np.errstate(all="ignore"):
-            return [task() for task in tasks]
-    # Threads take tasks from the left end of one queue until it is empty. Each result goes to the
-    # place of its task, so its order does not depend on the threads.
-    results: list[Any] = [None] * len(tasks)
-    left = deque(enumerate(tasks))
-
-    def work() -> None:
-        with np.errstate(all="ignore"):  # a setting of each thread's own
-            while left:
-                try:
-                    n, task = left.popleft()
-                except IndexError:  # another thread was faster
-                    return
-                results[n] = task()
-
+            for n, task in enumerate(tasks):
+                results.append(task())
+                if passed is not None:
+                    passed(n)
+        return results
+    work = _Work(tasks, order, passed)
     helpers = []
     with suppress(RuntimeError):  # the system has no room for another thread
         for _ in range(count - 1):
-            helpers.append(_pool().submit(work))
+            helpers.append(_pool().submit(work.run))
     try:
-        work()
+        work.run()
     finally:
-        # Where a task raised, `left` still has tasks that nobody shall begin any more. Helpers that
-        # have not started are cancelled, and the others are waited for, since they write to memory
-        # of this call.
-        left.clear()
+        # Where a task raised, tasks are left that nobody shall begin any more. Helpers that have
+        # not started are cancelled, and the others are waited for, since they write to memory of
+        # this call.
+        work.end()
         for helper in helpers:
             if not helper.cancel():
                 helper.result()
     # A cancelled helper stays in the queue of the pool for a while, and would keep the results.
-    found = [*results]
-    results.clear()
+    found = [*work.results]
+    work.results.clear()
     return found
+
+
+class _Work:
+    """Tasks that several threads go through, each in turn the first one that may run.
+
+    Each result goes to the place of its task, so its order does not depend on the threads.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[Callable[[], Any]],
+        order: Order | None,
+        passed: Callable[[int], None] | None,
+    ) -> None:
+        count = len(tasks)
+        self.tasks, self.order, self.passed = tasks, order, passed
+        self.results: list[Any] = [None] * count
+        self._waits = [0] * count if order is None else list(order.waits)
+        self._ready = [n for n, waits in enumerate(self._waits) if not waits]  # a heap: in order
+        self._begun, self._is_done, self._first = 0, [False] * count, 0
+        self._changed = threading.Condition()
+
+    def run(self) -> None:
+        """Go through tasks until all are begun."""
+        done: int | None = None
+        try:
+            with np.errstate(all="ignore"):  # a setting of each thread's own
+                while (number := self._next(done)) is not None:
+                    self.results[number] = self.tasks[number]()
+                    done = number
+        except BaseException:
+            self.end()
+            raise
+
+    def end(self) -> None:
+        """Let nobody begin a task any more."""
+        with self._changed:
+            self._begun = len(self.tasks)
+            self._changed.notify_all()
+
+    def _next(self, done: int | None) -> int | None:
+        """The next task, once there is one that may run; None where all are begun."""
+        with self._changed:
+            if done is not None:
+                self._finish(done)
+            while self._begun < len(self.tasks):
+                if self._ready and self._is_near(self._ready[0]):
+                    self._begun += 1
+                    return heapq.heappop(self._ready)
+                self._changed.wait()
+            self._changed.notify_all()
+            return None
+
+    def _is_near(self, number: int) -> bool:
+        return self.order is None or number <= self._first + self.order.ahead
+
+    def _finish(self, number: int) -> None:
+        self._is_done[number] = True
+        while self._first < len(self.tasks) and self._is_done[self._first]:
+            if self.passed is not None:
+                self.passed(self._first)
+            self._first += 1
+        if self.order is not None:
+            for later in self.order.then[number]:
+                self._waits[later] -= 1
+                if not self._waits[later]:
+                    heapq.heappush(self._ready, later)
+            self._changed.notify_all()
 
 
 @cache
