@@ -186,8 +186,10 @@ def test_nothing_is_computed_for_arrays_that_are_not_wanted():
 
 @pytest.mark.parametrize("metric", [tnsim.Gaussian(), tnsim.TreeSymmetric()], ids=lambda m: m.name)
 def test_memory_of_the_way_back(metric, monkeypatch):
-    """Never more than was planned, which is within half of it where stages run one by one."""
+    """Never more than was planned, which is within half of it where all runs one by one."""
     monkeypatch.setattr(costs, "AT_ONCE", 1)
+    monkeypatch.setattr(costs, "AHEAD", 0)
+    tnsim.session().clear()
     monkeypatch.setattr(binding, "processors", lambda: 1)
     plan = tnsim.plan(*stacks(40, 2), metric, cosine=True).contraction
     found = pulled_back(plan, frozenset(plan.shapes))

@@ -208,18 +208,34 @@ def stage_elements(program: Program) -> int:
     While the first operation that is not done runs, only operations up to `AHEAD` places behind it
     have run, and nothing is freed that one of these or a later one reads.
     """
-    if not runs_at_once(program):
-        return working_elements(program)
-    rows, most = _memory(program), 0
-    for n, (alive, _, _) in enumerate(rows):
-        near = rows[n : n + AHEAD + 1]
-        added = sum(max(added, 0) for _, added, _ in near)
-        most = max(most, alive + added + AT_ONCE * max(beside for *_, beside in near))
+    return peak_at_once(_memory(program)) if runs_at_once(program) else working_elements(program)
+
+
+class Memory(NamedTuple):
+    """Elements that an operation takes where operations run one after another.
+
+    Attributes:
+        alive: Elements alive before it.
+        added: Elements that its result adds to these.
+        beside: Elements of copies, which it takes while it runs.
+    """
+
+    alive: int
+    added: int
+    beside: int
+
+
+def peak_at_once(operations: Sequence[Memory]) -> int:
+    """The largest number of elements alive at once where operations run at once."""
+    most = 0
+    for n, one in enumerate(operations):
+        near = operations[n : n + AHEAD + 1]
+        added = sum(max(each.added, 0) for each in near)
+        most = max(most, one.alive + added + AT_ONCE * max(each.beside for each in near))
     return most
 
 
-def _memory(program: Program) -> list[tuple[int, int, int]]:
-    """For each operation the elements alive before it, those that it adds, and its copies."""
+def _memory(program: Program) -> list[Memory]:
     shapes, first = program.value_shapes, len(program.shapes)
     kept, places = set(program.outputs), overwritten(program)
     alive, rows = 0, []
@@ -228,7 +244,7 @@ def _memory(program: Program) -> list[tuple[int, int, int]]:
         size = math.prod(shapes[number])
         written_over = places[n]
         added = (number not in kept) * size - (written_over is not None) * size
-        rows.append((alive, added, beside(op, program.sizes[n], size)))
+        rows.append(Memory(alive, added, beside(op, program.sizes[n], size)))
         alive += added
         for a in set(op.args):
             is_gone = written_over is not None and op.args[written_over] == a

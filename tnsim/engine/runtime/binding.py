@@ -162,12 +162,28 @@ def _bound(program: Program, xp: ModuleType, order: Order | None) -> Bound:
 
 def _order(program: Program) -> Order:
     """Which operations of a program wait for which, in NumPy."""
-    first, over, waits = len(program.shapes), costs.overwritten(program), []
-    then: list[list[int]] = [[] for _ in program.operations]
-    for n, (op, place) in enumerate(zip(program.operations, over, strict=True)):
-        before = {a - first for a in op.args if a >= first}
-        if place is not None:  # what is written over has been read by all others
-            before.update(reader for reader in program.readers[op.args[place]] if reader != n)
+    over = []
+    for op, place in zip(program.operations, costs.overwritten(program), strict=True):
+        over.append(None if place is None else op.args[place])
+    return order_of([op.args for op in program.operations], over, len(program.shapes))
+
+
+def order_of(args: Sequence[Sequence[int]], over: Sequence[int | None], inputs: int) -> Order:
+    """Which functions wait for which.
+
+    Args:
+        args: Numbers of the arguments of each function, inputs first.
+        over: For each function the number of the argument that it writes its result over, or None.
+        inputs: Number of inputs.
+    """
+    readers: dict[int, list[int]] = {}
+    waits, then = [], [list[int]() for _ in args]
+    for n, (read, written) in enumerate(zip(args, over, strict=True)):
+        before = {a - inputs for a in read if a >= inputs}
+        if written is not None:  # all others have read it
+            before.update(readers.get(written, ()))
+        for a in read:
+            readers.setdefault(a, []).append(n)
         waits.append(len(before))
         for number in before:
             then[number].append(n)

@@ -33,6 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tnsim.engine import costs
+from tnsim.engine.costs import Memory
 from tnsim.engine.ir.dtypes import ITEM_BYTES
 from tnsim.engine.ir.program import Operation, Program, n_iterations
 from tnsim.engine.plan import Plan
@@ -46,6 +47,7 @@ from tnsim.engine.runtime.binding import (
     Sizes,
     bind,
     operation_function,
+    order_of,
     part,
     place,
     prepared,
@@ -134,30 +136,37 @@ class _Tape:
             total = _Value(elements, lambda x, y: np.asarray(x + y), args)
         self.slopes[of] = self.add(total), True
 
-    def closed(self, inputs: Sequence[int], outputs: Sequence[int]) -> tuple[Bound, int, int]:
+    def closed(
+        self, inputs: Sequence[int], outputs: Sequence[int], at_once: bool
+    ) -> tuple[Bound, int, int]:
         """The functions that the outputs need, their most elements alive at once, and their work.
 
         Args:
             inputs: Numbers of the inputs, in order.
             outputs: Numbers of the outputs.
+            at_once: Whether threads share the functions.
         """
         used = self.used(outputs)
         needed = [n for n in sorted(used) if self.values[n].function is not None]
         numbers = {n: k for k, n in enumerate((*inputs, *needed))}
         last = {a: n for n in needed for a in self.values[n].args}
-        calls, alive, peak = [], 0, 0
+        calls, over, alive, taken = [], [], 0, []
         for n in needed:
             value = self.values[n]
             assert value.function is not None
-            alive += value.elements if value.over is None else 0
-            peak = max(peak, alive + value.beside)
+            added = value.elements if value.over is None else 0
+            taken.append(Memory(alive, added, value.beside))
+            over.append(None if value.over is None else numbers[value.over])
+            alive += added
             dead = {a for a in value.args if last[a] == n and a not in outputs}
             freed = {a for a in dead if self.values[a].function is not None} - {value.over}
             alive -= sum(self.values[a].elements for a in freed)
             args = tuple(numbers[a] for a in value.args)
             calls.append(Call(value.function, args, tuple(numbers[a] for a in dead)))
+        order = order_of([call.args for call in calls], over, len(inputs)) if at_once else None
+        peak = costs.peak_at_once(taken) if at_once else max(map(sum, taken), default=0)
         work = sum(self.values[n].work for n in needed)
-        return Bound(tuple(calls), tuple(numbers[n] for n in outputs)), peak, work
+        return Bound(tuple(calls), tuple(numbers[n] for n in outputs), order), peak, work
 
     def used(self, outputs: Sequence[int]) -> set[int]:
         """Numbers of the values that the outputs are computed from, themselves included."""
@@ -187,6 +196,7 @@ def vjp(program: Program, given: tuple[bool, ...], wanted: tuple[bool, ...]) -> 
         ((1,), (0,), [5.0, 5.0, 5.0])
     """
     tape, shapes, first = _Tape(), program.value_shapes, len(program.shapes)
+    at_once = costs.runs_at_once(program)
     # Values have the numbers that they have in the program, and derivatives follow.
     varies = _varying(program, wanted)
     for shape in program.shapes:
@@ -194,7 +204,7 @@ def vjp(program: Program, given: tuple[bool, ...], wanted: tuple[bool, ...]) -> 
     steps = zip(program.operations, shapes[first:], program.sizes, program.costs, strict=True)
     for op, shape, sizes, cost in steps:
         elements = math.prod(shape)
-        function = operation_function(op, sizes, None, np)
+        function = operation_function(op, sizes, None, np, not at_once)
         beside = costs.beside(op, sizes, elements)
         tape.add(_Value(elements, function, op.args, None, beside, cost))
     cotangents = []
@@ -204,14 +214,15 @@ def vjp(program: Program, given: tuple[bool, ...], wanted: tuple[bool, ...]) -> 
             tape.add_slope(number, cotangents[-1], is_own=False)
     for n, op in reversed(list(enumerate(program.operations, first))):
         if n in tape.slopes and varies[n]:
-            _add_terms(tape, op, program.sizes[n - first], program.costs[n - first], n, varies)
+            sizes, cost = program.sizes[n - first], program.costs[n - first]
+            _add_terms(tape, op, sizes, cost, n, varies, not at_once)
     gives = tuple(n for n in range(first) if wanted[n] and n in tape.slopes)
     if not gives:
         return None
     outputs = [tape.slopes[n][0] for n in gives]
     used = tape.used(outputs)
     reads = tuple(n for n in range(first) if n in used)
-    bound, elements, work = tape.closed([*reads, *cotangents], outputs)
+    bound, elements, work = tape.closed([*reads, *cotangents], outputs, at_once)
     return Way(bound, reads, gives, elements, work)
 
 
@@ -224,7 +235,13 @@ def _varying(program: Program, inputs: tuple[bool, ...]) -> list[bool]:
 
 
 def _add_terms(
-    tape: _Tape, op: Operation, sizes: Sizes, cost: int, number: int, varies: Sequence[bool]
+    tape: _Tape,
+    op: Operation,
+    sizes: Sizes,
+    cost: int,
+    number: int,
+    varies: Sequence[bool],
+    alone: bool,
 ) -> None:
     """Add the derivatives in the arguments of an operation.
 
@@ -235,6 +252,7 @@ def _add_terms(
         cost: Scalar multiplications of the operation.
         number: Number of its result.
         varies: Whether each value depends on inputs in which derivatives are wanted.
+        alone: Whether functions run one after another.
     """
     slope, _ = tape.slopes[number]
     if op.kind == "loop":
@@ -259,7 +277,7 @@ def _add_terms(
             other = 1 - slot
             theirs = (op.output, op.labels[other])
             taken_out = Operation("contract", (0, 1), theirs, labels)
-            function = operation_function(taken_out, sizes, None, np)
+            function = operation_function(taken_out, sizes, None, np, alone)
             beside = costs.beside(taken_out, sizes, elements)
             value = _Value(elements, function, (slope, op.args[other]), None, beside, cost)
         tape.add_slope(a, tape.add(value), is_own=True)
