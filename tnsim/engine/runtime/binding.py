@@ -61,7 +61,7 @@ _FUSED = 64
 an attention layer takes three quarters of the seconds, and the program is as fast."""
 
 
-_BLOCKS, _LEAST_SIDE = 4, 64
+_BLOCKS, _LEAST_SIDE = 4, 128
 """Most blocks of such a product, and fewest rows or columns of a block."""
 
 
@@ -151,9 +151,10 @@ def bind(program: Program, xp: ModuleType = np) -> Bound:
 def _bound(program: Program, xp: ModuleType, order: Order | None) -> Bound:
     """A program bound to functions, of which threads share those that an order lets run at once."""
     over = costs.overwritten(program)
+    alone = [True] * len(over) if order is None else _alone(order, program.costs)
     calls = []
     for n, op in enumerate(program.operations):
-        function = operation_function(op, program.sizes[n], over[n], xp, order is None)
+        function = operation_function(op, program.sizes[n], over[n], xp, alone[n])
         last = {a for a in op.args if program.readers[a][-1] == n}
         dead = last.difference(program.outputs)
         calls.append(Call(function, op.args, tuple(dead)))
@@ -188,6 +189,25 @@ def order_of(args: Sequence[Sequence[int]], over: Sequence[int | None], inputs: 
         for number in before:
             then[number].append(n)
     return Order(tuple(waits), tuple(map(tuple, then)), costs.AHEAD)
+
+
+def _alone(order: Order, work: Sequence[int]) -> list[bool]:
+    """Whether each function waits for all other large products, or these for it.
+
+    Args:
+        order: Which functions wait for which.
+        work: Multiplications of each function.
+    """
+    # Sets of functions are the bits of a number.
+    after, before = [0] * len(work), [0] * len(work)
+    for n in reversed(range(len(work))):
+        for later in order.then[n]:
+            after[n] |= 1 << later | after[later]
+    for n, then in enumerate(order.then):
+        for later in then:
+            before[later] |= 1 << n | before[n]
+    large = sum(1 << n for n, each in enumerate(work) if each >= _LARGE)
+    return [not large & ~(after[n] | before[n] | 1 << n) for n in range(len(work))]
 
 
 def operation_function(
@@ -363,6 +383,15 @@ def _sum(op: Operation, sizes: Sizes, over: int | None, xp: ModuleType) -> Funct
     begin = over or 0
     order = [begin, *(n for n in range(len(views)) if n != begin)]
     weight, *weights = [op.weights[n] for n in order]
+    if weights and abs(weight) != 1.0 and all(other == weight for other in weights):
+        # One weight of all terms multiplies their sum, which takes no memory beside it.
+        plain = _sum(op._replace(weights=(1.0,) * len(views)), sizes, over, xp)
+
+        def weighted(*args: np.ndarray) -> np.ndarray:
+            out = plain(*args)
+            return np.multiply(out, weight, out)
+
+        return weighted
 
     def total(*args: np.ndarray) -> np.ndarray:
         start, *terms = [views[n](args[n]) for n in order]

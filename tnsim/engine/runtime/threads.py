@@ -91,6 +91,9 @@ def shared(
                 if passed is not None:
                     passed(n)
         return results
+    around: _Work | None = getattr(_own, "work", None)
+    if around is not None and order is None:
+        return around.split(tasks)
     work = _Work(tasks, order, passed)
     helpers = []
     with suppress(RuntimeError):  # the system has no room for another thread
@@ -112,10 +115,27 @@ def shared(
     return found
 
 
+_own = threading.local()
+"""Of each thread `work`: the tasks with an order that it goes through."""
+
+
+class _Parts:
+    """The parts of a task that runs, with their results in order."""
+
+    def __init__(self, tasks: Sequence[Callable[[], Any]]) -> None:
+        self.tasks, self.results = tasks, [None] * len(tasks)
+        self.begun = self.done = 0
+
+
+class _Ended(Exception):
+    """Tasks ended in an error, in another thread."""
+
+
 class _Work:
     """Tasks that several threads go through, each in turn the first one that may run.
 
-    Each result goes to the place of its task, so its order does not depend on the threads.
+    Each result goes to the place of its task, so its order does not depend on the threads. Where
+    tasks wait for others, a thread that has to wait goes through the parts of tasks that run.
     """
 
     def __init__(
@@ -129,38 +149,79 @@ class _Work:
         self.results: list[Any] = [None] * count
         self._waits = [0] * count if order is None else list(order.waits)
         self._ready = [n for n, waits in enumerate(self._waits) if not waits]  # a heap: in order
-        self._begun, self._is_done, self._first = 0, [False] * count, 0
+        self._is_done, self._first, self._is_ended = [False] * count, 0, False
+        self._parts: list[_Parts] = []
         self._changed = threading.Condition()
 
     def run(self) -> None:
-        """Go through tasks until all are begun."""
-        done: int | None = None
+        """Go through tasks until all are begun; where some wait for others, until all are done."""
+        before = getattr(_own, "work", None)
+        _own.work = None if self.order is None else self
         try:
             with np.errstate(all="ignore"):  # a setting of each thread's own
-                while (number := self._next(done)) is not None:
-                    self.results[number] = self.tasks[number]()
-                    done = number
+                while (found := self._next()) is not None:
+                    if isinstance(found, _Parts):
+                        self._run_part(found)
+                        continue
+                    self.results[found] = self.tasks[found]()
+                    with self._changed:
+                        self._finish(found)
+        except _Ended:
+            return
         except BaseException:
             self.end()
             raise
+        finally:
+            _own.work = before
 
     def end(self) -> None:
         """Let nobody begin a task any more."""
         with self._changed:
-            self._begun = len(self.tasks)
+            self._is_ended = True
             self._changed.notify_all()
 
-    def _next(self, done: int | None) -> int | None:
-        """The next task, once there is one that may run; None where all are begun."""
+    def split(self, tasks: Sequence[Callable[[], Any]]) -> list[Any]:
+        """The results of the parts of a task that runs, which idle threads go through as well."""
+        parts = _Parts(tasks)
         with self._changed:
-            if done is not None:
-                self._finish(done)
-            while self._begun < len(self.tasks):
-                if self._ready and self._is_near(self._ready[0]):
-                    self._begun += 1
-                    return heapq.heappop(self._ready)
-                self._changed.wait()
+            self._parts.append(parts)
             self._changed.notify_all()
+        while self._run_part(parts):
+            pass
+        with self._changed:
+            while parts.done < len(tasks):
+                if self._is_ended:
+                    raise _Ended
+                self._changed.wait()
+        return parts.results
+
+    def _run_part(self, parts: _Parts) -> bool:
+        """Run the next part, if there is one that nobody has begun."""
+        with self._changed:
+            number = parts.begun
+            if number == len(parts.tasks):
+                return False
+            parts.begun += 1
+            if parts.begun == len(parts.tasks):
+                self._parts.remove(parts)
+        parts.results[number] = parts.tasks[number]()
+        with self._changed:
+            parts.done += 1
+            if parts.done == len(parts.tasks):
+                self._changed.notify_all()
+        return True
+
+    def _next(self) -> int | _Parts | None:
+        """The next task or a task with parts, once there is one; None where nothing is left."""
+        with self._changed:
+            while not self._is_ended:
+                if self._ready and self._is_near(self._ready[0]):
+                    return heapq.heappop(self._ready)
+                if self._parts:
+                    return self._parts[0]
+                if self.order is None or self._first == len(self.tasks):
+                    return None
+                self._changed.wait()
             return None
 
     def _is_near(self, number: int) -> bool:
@@ -177,7 +238,11 @@ class _Work:
                 self._waits[later] -= 1
                 if not self._waits[later]:
                     heapq.heappush(self._ready, later)
-            self._changed.notify_all()
+            # This thread takes one itself. The first task that is not done runs or may run.
+            if self._first == len(self.tasks):
+                self._changed.notify_all()
+            elif len(self._ready) > 1:
+                self._changed.notify(len(self._ready) - 1)
 
 
 @cache
