@@ -2,11 +2,14 @@
 
 import threading
 import time
+import weakref
+from functools import partial
 
+import numpy as np
 import pytest
 import seeds
 
-from tnsim.engine.runtime.threads import Order, shared
+from tnsim.engine.runtime.threads import Order, processors, shared
 
 
 def in_order(count, rng):
@@ -71,3 +74,27 @@ def test_tasks_share_tasks_of_their_own():
         return lambda: sum(shared([lambda k=k: n * k for k in range(5)], 3))
 
     assert shared([task(n) for n in range(20)], 3) == [10 * n for n in range(20)]
+
+
+def test_a_helper_that_never_began_keeps_nothing():
+    """It stays in the queue of the pool while all threads are busy elsewhere."""
+    free, kept = threading.Event(), []
+
+    def busy():
+        free.wait(10)
+
+    def nested():
+        array = np.ones(1000)
+        kept.append(weakref.ref(array))
+        tasks = [partial(np.add, array, 1.0), partial(np.add, array, 2.0)]
+        found = shared(tasks, 2), shared(tasks, 2, Order((0, 1), ((1,), ()), ahead=4))
+        del array, tasks
+        assert kept[0]() is None
+        free.set()
+        return found
+
+    # Whichever thread has the nested tasks, all others of the pool wait.
+    everything = [nested, *[busy] * processors()]
+    first, *_ = shared(everything, processors())
+    for found in first:
+        assert [x[0] for x in found] == [2.0, 3.0]

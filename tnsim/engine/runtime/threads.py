@@ -109,10 +109,9 @@ def shared(
         for helper in helpers:
             if not helper.cancel():
                 helper.result()
-    # A cancelled helper stays in the queue of the pool for a while, and would keep the results.
-    found = [*work.results]
-    work.results.clear()
-    return found
+        # A cancelled helper stays in the queue of the pool for a while, and keeps nothing.
+        results, work.results, work.tasks, work.passed = work.results, [], (), None
+    return results
 
 
 _own = threading.local()
