@@ -202,16 +202,19 @@ def _alone(order: Order, work: Sequence[int]) -> list[bool]:
         order: Which functions wait for which.
         work: Multiplications of each function.
     """
-    # Sets of functions are the bits of a number.
-    after, before = [0] * len(work), [0] * len(work)
+    # Sets of large products are the bits of a number.
+    bits, count = [0] * len(work), 0
+    for n, each in enumerate(work):
+        if each >= _LARGE:
+            bits[n], count = 1 << count, count + 1
+    after, before = [0] * len(work), list(bits)
     for n in reversed(range(len(work))):
         for later in order.then[n]:
-            after[n] |= 1 << later | after[later]
+            after[n] |= bits[later] | after[later]
     for n, then in enumerate(order.then):
         for later in then:
-            before[later] |= 1 << n | before[n]
-    large = sum(1 << n for n, each in enumerate(work) if each >= _LARGE)
-    return [not large & ~(after[n] | before[n] | 1 << n) for n in range(len(work))]
+            before[later] |= before[n]
+    return [after[n] | before[n] == (1 << count) - 1 for n in range(len(work))]
 
 
 def operation_function(
