@@ -1,7 +1,8 @@
-"""Threads of the process: a pool that shares independent tasks, and the number of BLAS's threads.
+"""Threads of the process: a pool that shares tasks, and the number of BLAS's threads.
 
 A single large product takes the threads of BLAS. Where several tasks run at once instead, BLAS
-takes one thread in each of them (`one_blas_thread`).
+takes one thread in each of them (`one_blas_thread`). Tasks may wait for each other (`Order`), and a
+task may be cut into parts while it runs.
 """
 
 from __future__ import annotations
