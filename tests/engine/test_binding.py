@@ -255,8 +255,9 @@ def test_memory_is_within_half_of_what_was_planned(threads, at_once, monkeypatch
     own = plan.interpreted_bytes - plan.input_bytes
     assert own > 2**20  # beside which views and calls are little
     assert peak < own + 2**16
-    # A plan counts what runs at once whatever the machine has of cores: one thread needs less.
-    assert (at_once and threads == 1) or own < 1.5 * peak
+    # A plan counts what runs at once whatever the machine has of cores, and whatever threads come
+    # together: one thread, and threads that miss each other, need less.
+    assert at_once or own < 1.5 * peak
 
 
 @pytest.mark.slow
