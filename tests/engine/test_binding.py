@@ -77,6 +77,9 @@ def test_programs_whose_operations_run_at_once(program):
         with pytest.MonkeyPatch.context() as patch, using(Session()):
             patch.setattr(costs, "runs_at_once", lambda program: True)
             patch.setattr(binding, "processors", lambda threads=threads: threads)
+            # Products, copies and what is computed entry by entry are cut into blocks.
+            for name, least in (("_LARGE", 8), ("_LEAST_SIDE", 1), ("_LARGE_ENTRIES", 4)):
+                patch.setattr(binding, name, least)
             found.append(of_program(program, arrays)[0])
     for one, other, wanted in zip(*found, eager.run_program(program, arrays)[0], strict=True):
         assert np.array_equal(one, other)
@@ -189,6 +192,7 @@ def test_the_bits_are_those_of_one_thread(metric, at_once, monkeypatch):
     """Products are cut into blocks or run at once, and loops are cut into lanes, whatever the number of threads."""
     monkeypatch.setattr(costs, "_MIDDLE", (2**8 if at_once else 2**60, 2**61))
     monkeypatch.setattr(binding, "_LARGE", 2**8)
+    monkeypatch.setattr(binding, "_LARGE_ENTRIES", 2**6)
     monkeypatch.setattr(binding, "_LEAST_SIDE", 4)
     monkeypatch.setattr(binding, "REPAYS", 0.0)
     tnsim.session().clear()  # equal programs, bound with the usual sizes

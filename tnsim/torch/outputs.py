@@ -132,6 +132,7 @@ def compared_on_inputs(
 
 
 def _without_mean(given: _Given, request: Request) -> _Given:
+    """A model less its mean, or a function with the mean that its outputs are to lose."""
     mean = mean_of(given.fixed, request.metric, request.budget)
     if is_function(given.live):
         return given._replace(mean=mean)

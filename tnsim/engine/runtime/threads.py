@@ -92,7 +92,7 @@ def shared(
                 if passed is not None:
                     passed(n)
         return results
-    around: _Work | None = getattr(_own, "work", None)
+    around: _Work | None = getattr(_current, "work", None)
     if around is not None and order is None:
         return around.split(tasks)
     work = _Work(tasks, order, passed)
@@ -115,8 +115,8 @@ def shared(
     return results
 
 
-_own = threading.local()
-"""Of each thread `work`: the tasks with an order that it goes through."""
+_current = threading.local()
+"""`work` of a thread: the tasks, some of which wait for others, that the thread goes through."""
 
 
 class _Parts:
@@ -155,8 +155,8 @@ class _Work:
 
     def run(self) -> None:
         """Go through tasks until all are begun; where some wait for others, until all are done."""
-        before = getattr(_own, "work", None)
-        _own.work = None if self.order is None else self
+        before = getattr(_current, "work", None)
+        _current.work = None if self.order is None else self
         try:
             with np.errstate(all="ignore"):  # a setting of each thread's own
                 while (found := self._next()) is not None:
@@ -172,7 +172,7 @@ class _Work:
             self.end()
             raise
         finally:
-            _own.work = before
+            _current.work = before
 
     def end(self) -> None:
         """Let nobody begin a task any more."""
