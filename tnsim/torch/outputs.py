@@ -69,13 +69,10 @@ class Rows(NamedTuple):
     Attributes:
         values: Vector in the unit of its side, float64, a part of the autograd graph.
         size: Length of the vector; of sums of models the sum of the lengths of the terms.
-        mean: Mean of the outputs over the inputs of the batch times the square root of the number
-            of positions, in the same unit, a part of the autograd graph.
     """
 
     values: Float[torch.Tensor, "out features"]
     size: float
-    mean: Float[torch.Tensor, " out"]
 
 
 class _Given(NamedTuple):
@@ -165,7 +162,8 @@ def _inner_products(
         check_shapes([one.values.shape, two.values.shape], len(batch.log_weights))
         products.append(_products(one.values, two.values))
         sizes.append((one.size * two.size, one.size**2, two.size**2))
-        means.append((one.mean, two.mean))
+        if request.centred:
+            means.append([_mean(rows.values, batch) for rows in (one, two)])
     sums = torch.stack(products).sum(dim=0)
     if request.centred:
         sums = sums - _products(
@@ -196,6 +194,16 @@ def _numbers(given: Any) -> Any:
     if not any(map(requires_grad, jax.tree.leaves(given))):
         return given
     return numbers(with_dense_matrices(given))
+
+
+def _mean(
+    values: Float[torch.Tensor, "out features"], batch: WeightedPoints
+) -> Float[torch.Tensor, " out"]:
+    """What a batch adds to the mean of outputs, times the root of the number of positions."""
+    # sum_ip w_i y_ip / P = sum_i sqrt(w_i) (mean over p of sqrt(w_i) y_ip), of vectors sqrt(w) y
+    by_input = values.reshape(len(values), len(batch.log_weights), -1)
+    roots = torch.from_numpy(np.exp(batch.log_weights / 2)).to(values.device)
+    return by_input.mean(dim=2) @ roots * math.sqrt(by_input.shape[2])
 
 
 def _products(first: torch.Tensor, second: torch.Tensor) -> Float[torch.Tensor, "3"]:
@@ -230,11 +238,7 @@ class _Side:
         if self.unit is not None:
             with np.errstate(over="ignore"):
                 values = values * float(np.exp2(exponent - self.unit))
-        # sum_ip w_i y_ip / P = sum_i sqrt(w_i) (mean over p of sqrt(w_i) y_ip)
-        by_input = values.reshape(len(values), len(batch.log_weights), -1)
-        roots = torch.from_numpy(np.exp(batch.log_weights / 2)).to(values.device)
-        mean = by_input.mean(dim=2) @ roots * math.sqrt(by_input.shape[2])
-        return Rows(values, cancelled * float(values.detach().norm()), mean)
+        return Rows(values, cancelled * float(values.detach().norm()))
 
 
 Run: TypeAlias = Callable[[WeightedPoints, int], tuple[torch.Tensor, float, float]]
