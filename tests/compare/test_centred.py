@@ -358,6 +358,59 @@ def test_means_of_polynomials(kind, mean, cov):
     assert_close(beside.mean_share_b.values, wanted, scale=1.0, rtol=1e-10)
 
 
+@pytest.mark.parametrize("mean", [np.array([0.6, -0.4]), None], ids=["mean", "standard"])
+def test_means_of_attention(mean):
+    """Which has a plan and no vectors: beside quadrature over the inputs of both positions."""
+    rng = generator(13)
+    cov = np.array([[1.0, 0.3], [0.3, 0.5]])
+    both = np.zeros(4) if mean is None else np.tile(mean, 2)
+    x, weights = quadrature(6, both, np.kron(np.eye(2), cov))
+    a, b = (
+        tnsim.Model([tnsim.Residual(attention(rng, 2, 2, 2, 1, 2, biases=True))], n_ctx=2)
+        for _ in range(2)
+    )
+
+    def share(*summands):
+        y = sum(c * np.asarray(model(x.reshape(-1, 2, 2))) for c, model in summands)
+        return 2 * ((weights @ y.mean(1)) ** 2).sum() / (weights @ (y * y).sum((1, 2)))
+
+    metric = tnsim.Gaussian(mean, cov)
+    assert_close(
+        tnsim.similarity(a, 3.0 * b, metric).mean_share,
+        min(share((1, a)), share((1, b))),
+        scale=1.0,
+        rtol=1e-10,
+    )
+    run = tnsim.pairwise([a, b * 1e-30, a - 2.0 * b], metric)
+    wanted = [share((1, a)), share((1, b)), share((1, a), (-2, b))]
+    assert_close(run.mean_share_a.values, wanted, scale=1.0, rtol=1e-10)
+
+
+@pytest.mark.parametrize("kind", ["wide", "lifted", "attention twice"])
+def test_means_of_a_closure(kind):
+    """The norm is that of the mean and that of the rest, where only a plan knows both."""
+    rng = generator(14)
+    metric, n_ctx = tnsim.GaussianClosure(np.full(3, 0.3)), None
+    if kind == "attention twice":
+        n_ctx = 3
+        made = [[attention(rng, 3, 1, 2, 2, 3, biases=True) for _ in range(2)] for _ in range(2)]
+    else:
+        biased = kind == "lifted"
+        made = [[bilinear(rng, 3, 9, 3, biased) for _ in range(6)] for _ in range(2)]
+    a, b = (tnsim.Model(layers, n_ctx) for layers in made)
+    found = tnsim.similarity(a, b, metric)
+    assert found.route == "contractions"
+    wanted = []
+    for model in (a, b):
+        whole, rest = (tnsim.log_inner(model, model, metric, centred=c) for c in (False, True))
+        wanted.append(-np.expm1(rest.log - whole.log))
+    assert_close(found.mean_share, min(wanted), scale=1.0, rtol=1e-10)
+    run = tnsim.pairwise([a, b], metric)
+    assert_close(run.mean_share_a.values, wanted, scale=1.0, rtol=1e-10)
+    centred = tnsim.similarity(a, b, metric, centred=True)
+    assert centred.mean_share < 1e-20
+
+
 def test_means_of_sparse_layers():
     rng = generator(12)
     band = np.abs(np.arange(40)[:, None] - np.arange(40)) < 2

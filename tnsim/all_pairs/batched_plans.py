@@ -21,9 +21,9 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.all_pairs.ways import ByPairs, Combined, Job, Numbers, PairBlock, PairSetting
+from tnsim.compare.by_plans import mean_in_units
 from tnsim.compare.planned import affordable
 from tnsim.compare.request import CROSS, SELF
-from tnsim.compare.resident import mean_in_units
 from tnsim.engine.budget import Budget
 from tnsim.engine.passes.hoisting import COMPILING, ONE, Share, Shares, shares, uncut
 from tnsim.engine.plan import Plan
@@ -330,7 +330,7 @@ class Contracted(ByPairs):
 
     def mean_of(self, job: Job, model: Model) -> Float[np.ndarray, " out"] | None:
         """See `ByPairs.mean_of`."""
-        return mean_in_units(model, job.setting.units.metric)
+        return mean_in_units(model, job.setting.units.metric, job.setting.budget)
 
     def paired(
         self, job: Job, models: Sequence[Model], pairs: Sequence[Numbers]

@@ -7,9 +7,10 @@ which runs once or, with a constant in an exact deep metric, at every moment nod
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -26,7 +27,7 @@ from tnsim.compare.planned import (
     runs_together,
 )
 from tnsim.compare.request import CROSS, SELF, InnerProducts, Question, Request, smaller_share
-from tnsim.compare.resident import in_units, mean_in_units, placed_weights
+from tnsim.compare.resident import content, in_units, is_constant, placed_weights
 from tnsim.compare.sums_of_models import (
     Places,
     mean_share,
@@ -42,21 +43,22 @@ from tnsim.engine.ir.dtypes import ITEM_BYTES
 from tnsim.engine.plan import Plan
 from tnsim.engine.precision import Arithmetic, lost_half
 from tnsim.engine.runtime import execution
-from tnsim.engine.runtime.execution import fetched, fetched_at_all
+from tnsim.engine.runtime.execution import Tier, fetched, fetched_at_all
 from tnsim.engine.runtime.tiers import USUAL_CORES, seconds_of, tier_in_use
 from tnsim.errors import TooLarge
-from tnsim.metrics.metric import joins_whole_trees
+from tnsim.metrics.metric import is_expectation, joins_whole_trees
 from tnsim.metrics.orbits import expected_count
 from tnsim.metrics.protocol import Metric
 from tnsim.models.arrays import weights_dtype
 from tnsim.models.model import AnyModel, Model, terms
+from tnsim.models.offsets import constant
 from tnsim.names import COVARIANCE, SIDES, Pair
 from tnsim.problems import features
 from tnsim.problems.base import Family, model_weights
 from tnsim.problems.diagrams import tree
 from tnsim.problems.families import choose
 from tnsim.problems.leaves import by_side
-from tnsim.problems.polynomial_space import need_all_orders
+from tnsim.problems.polynomial_space import mean_output, need_all_orders
 from tnsim.problems.tensors.kinds import kinds, nonlinear
 from tnsim.problems.units import common_units
 from tnsim.problems.whole_tree import MAX_LEGS
@@ -68,12 +70,15 @@ from tnsim.scaled import (
     magnified,
     times,
 )
-from tnsim.sessions import per_object_cache
+from tnsim.sessions import per_object_cache, session
 
 _SPARSE = (
     "; one or two layers of convolutions are compared as they are where pixels are independent, "
     "tnsim.Gaussian(mean, variances)"
 )
+_MEANS = 10**10
+"""Multiplications, less than a second, up to which the means of a model's outputs are worked out
+beside a product that was asked for."""
 _STARTING, _PER_DIAGRAM, _LIFTED = 0.08, 1.4e-5, 1.5
 """Seconds to plan an inner product of whole trees: in any case, for each diagram by the square of
 its number of legs, and the factor beside constants."""
@@ -232,12 +237,12 @@ def by_plans(first: AnyModel, second: AnyModel, request: Request, traced: bool) 
     known = [in_units(model, units, request.slices) for model in models]
     request = request._replace(metric=units.metric)
     pairs = planned_pairs([one.value for one in known], places, request, traced)
-    run = _traced_runs if traced else _host_runs
+    run = _traced_runs if traced else partial(_host_runs, tier=tier_in_use())
     results = [run(pair, known[pair.one].value, known[pair.two].value, request) for pair in pairs]
     written = Written([one.exponent for one in known], [one.cancels for one in known])
     found = products_of(first, second, places, pairs, results, written, request, traced)
     if not traced and request.squared_norms:
-        means = [mean_in_units(one.value, units.metric) for one in known]
+        means = [mean_in_units(one.value, units.metric, request.budget) for one in known]
         single, norms, shares = _are_single(first, second), found.values, []
         if single:  # the products of a pair lack the scales that cancel in a cosine
             norms = _of_models(pairs[0], results[0], written.factors, request, relative=False)
@@ -257,6 +262,51 @@ def by_plans(first: AnyModel, second: AnyModel, request: Request, traced: bool) 
             sums, share = by_vectors(space, *both, metric, request.slices)
             return InnerProducts(sums, 0.0, traced, "float64", space.route, mean_share=share)
     return found
+
+
+def mean_in_units(model: Model, metric: Metric, budget: Budget) -> Any:
+    """The means of the outputs of a model over inputs and positions, found once while it lives.
+
+    Args:
+        model: Model from `in_units`.
+        metric: Metric in the same units.
+        budget: Limits of the computation.
+
+    Returns:
+        Means, for sequences times the root of the number of positions: their squares add up to the
+        part of the squared norm that is in the mean. None where the metric is no expectation over
+        inputs, or the means are beyond the budget.
+    """
+
+    def found() -> Any:
+        mean = mean_output(model, metric)
+        return _planned_mean(model, metric, budget) if mean is None else mean
+
+    if not is_constant(model):
+        return found()
+    return session().belongings.get(model, (mean_in_units, content(metric), budget), found)
+
+
+def _planned_mean(model: Model, metric: Metric, budget: Budget) -> Any:
+    """The means of `mean_in_units` as inner products of outputs with the constant 1.
+
+    They cost a part of a model's norm, once while the model lives. They run in NumPy wherever other
+    plans run, as a program of their own is not worth compiling.
+    """
+    if not is_expectation(metric):
+        return None
+    ones = constant(model.d_in, np.ones(model.d_out), model.n_ctx)
+    most = min(budget.multiplications, _MEANS)
+    budget = dataclasses.replace(budget, multiplications=most)
+    request = Request(metric, "float64", budget, slices=True)
+    try:
+        (pair,) = planned_pairs([model, ones], ((0,), (1,)), request, traced=False)
+    except TooLarge:
+        return None
+    results = _host_runs(pair, model, ones, request, "interpret")
+    found = _of_models(pair, results, (1.0, 1.0), request)["AB"]
+    # E[sum of positions] = n_ctx E, and n_ctx E^2 is what the mean has of the squared norm.
+    return found.mantissa * np.exp2(found.exponent) / math.sqrt(model.n_ctx or 1)
 
 
 def _are_single(first: AnyModel, second: AnyModel) -> bool:
@@ -372,10 +422,11 @@ def _of_models(
     return {name: magnified(value, amplified[name]) for name, value in total.items()}
 
 
-def _host_runs(pair: PlannedPair, a: Model, b: Model, request: Request) -> list[execution.Result]:
+def _host_runs(
+    pair: PlannedPair, a: Model, b: Model, request: Request, tier: Tier
+) -> list[execution.Result]:
     """Results of a plan on the host, node by node."""
     plan = pair.plan(request)
-    tier = tier_in_use()
     with announced_plans([plan]), execution.precision():
         arrays: dict[str, Any] = {}
         for side, model in by_side(a, None if pair.alone else b).items():

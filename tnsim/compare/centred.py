@@ -20,7 +20,7 @@ from tnsim.compare.inner_products import inner_products
 from tnsim.compare.request import Request, check_comparison, estimated
 from tnsim.engine.budget import Budget
 from tnsim.errors import ModelError
-from tnsim.metrics.metric import Gaussian, GaussianClosure
+from tnsim.metrics.metric import is_expectation
 from tnsim.metrics.protocol import Metric, adds_up
 from tnsim.models.checks import check_untraced
 from tnsim.models.forward import outputs_on
@@ -116,7 +116,7 @@ def mean_of(given: Any, metric: Metric, budget: Budget = Budget()) -> Mean:
         >>> mean_of(offset, tnsim.Gaussian()).values.tolist()
         [5.0]
     """
-    if not (isinstance(metric, Gaussian | GaussianClosure) or adds_up(metric)):
+    if not is_expectation(metric):
         raise ModelError(
             f"centred=True takes the mean over inputs, and {metric.name} is no expectation over "
             "inputs: use Gaussian(), Empirical(inputs), Categorical() or Product(...)"

@@ -22,7 +22,6 @@ from tnsim.models.arrays import digest_of, is_fixed, is_traced
 from tnsim.models.model import Model
 from tnsim.names import Side, on_side
 from tnsim.problems.base import Family
-from tnsim.problems.polynomial_space import mean_output
 from tnsim.problems.units import Gauge, ScaledModel, Units, scaled_under, with_gauge
 from tnsim.sessions import per_object_cache, session
 
@@ -124,19 +123,6 @@ def in_units(model: Model, units: Units, slices: bool) -> ScaledModel:
     inputs = np.asarray(units.inputs).tobytes()
     key = in_units, content(units.metric), inputs, units.by_states, slices
     return session().belongings.get(model, key, make, own_bytes)
-
-
-def mean_in_units(model: Model, metric: Metric) -> Any:
-    """The means of the outputs of a model in units, see `mean_output`; found once while it lives.
-
-    Args:
-        model: Model from `in_units`.
-        metric: Metric in the same units.
-    """
-    if not is_constant(model):
-        return mean_output(model, metric)
-    key = mean_in_units, content(metric)
-    return session().belongings.get(model, key, lambda: mean_output(model, metric))
 
 
 def in_new_gauge(model: Model, units: Units) -> tuple[ScaledModel, Gauge]:

@@ -278,6 +278,16 @@ def as_layerwise(metric: Metric) -> LayerwiseMetric:
     return metric
 
 
+def is_expectation(metric: Metric) -> bool:
+    """Whether inner products are means over inputs, so that functions have means as well.
+
+    Example:
+        >>> is_expectation(Gaussian()), is_expectation(TreeSymmetric())
+        (True, False)
+    """
+    return isinstance(metric, Gaussian | GaussianClosure) or adds_up(metric)
+
+
 def joins_legs(metric: Metric) -> bool:
     """Whether a metric joins input legs, instead of adding up over inputs."""
     return not adds_up(metric)
