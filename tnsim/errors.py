@@ -6,6 +6,7 @@ which the command line prints as a line before it exits with status 2.
 
 from __future__ import annotations
 
+import importlib
 import sys
 import warnings
 
@@ -180,6 +181,26 @@ class MissingExtra(TnsimError, ImportError):
 
     def __reduce__(self) -> tuple[type, tuple[str, str | None, str]]:
         return type(self), self._parts  # a worker's error reaches the caller by pickle
+
+
+def require(package: str, extra: str, purpose: str) -> None:
+    """Refuse what needs an optional package that cannot be imported.
+
+    Args:
+        package: Name under which Python imports the package.
+        extra: Extra of tnsim that installs it.
+        purpose: Purpose of the package, as the beginning of the message.
+
+    Raises:
+        MissingExtra: The package is not installed.
+
+    Example:
+        >>> require("numpy", "pairwise", "comparing many models")
+    """
+    try:
+        importlib.import_module(package)
+    except ImportError:
+        raise MissingExtra(package, extra, purpose) from None
 
 
 class PrecisionWarning(UserWarning):

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 import stat
 import uuid
 from collections.abc import Callable, Iterator
@@ -25,6 +26,9 @@ class Kind(NamedTuple):
         name: Words for messages, with an article.
         holds: Function from an open file to whether the file is of this kind; it may raise any
             exception on a file of another kind.
+        needs: Package that writes such files and the extra that installs it; None where NumPy and
+            Python do.
+        inside: Of an output that is a folder, the file in it that `holds` reads; empty of a file.
 
     Example:
         >>> Kind("a picture", lambda file: file.read(4) == b"\x89PNG").name
@@ -33,6 +37,8 @@ class Kind(NamedTuple):
 
     name: str
     holds: Callable[[BinaryIO], bool]
+    needs: tuple[str, str] | None = None
+    inside: str = ""
 
 
 def beginning(name: str, start: bytes) -> Kind:
@@ -53,7 +59,7 @@ def beginning(name: str, start: bytes) -> Kind:
     return Kind(name, lambda file: file.read(len(start)) == start)
 
 
-PNG = beginning("a picture", b"\x89PNG\r\n\x1a\n")
+PNG = beginning("a picture", b"\x89PNG\r\n\x1a\n")._replace(needs=("matplotlib", "plot"))
 
 
 def json_object(name: str, *keys: str) -> Kind:
@@ -99,24 +105,31 @@ def check_replaceable(path: Path, kind: Kind) -> None:
         Traceback (most recent call last):
         FileExistsError: [Errno 17] holds something else than a picture, which is kept; give...
     """
-    if path.is_dir():
+    if path.exists() and path.is_dir() != bool(kind.inside):
+        found = "folder" if path.is_dir() else "file"
         raise FileExistsError(
-            errno.EEXIST, f"is a folder, where {kind.name} is to be written", str(path)
+            errno.EEXIST, f"is a {found}, where {kind.name} is to be written", str(path)
         )
-    # An empty file holds nothing that could be lost, as `mktemp` makes it.
-    if not path.is_file() or path.stat().st_size == 0:
+    if kind.inside:
+        is_empty = not path.exists() or not any(path.iterdir())
+    else:
+        # An empty file holds nothing that could be lost, as `mktemp` makes it.
+        is_empty = not path.is_file() or path.stat().st_size == 0
+    if is_empty:
         return
-    # A pipe in the place of a file would block the reader.
-    with regular(path) as file:
-        try:
-            is_own = kind.holds(file)
-        except Exception:  # a reader may raise anything on a file of another kind
-            is_own = False
+    is_own, told = False, path / kind.inside
+    if told.is_file():
+        # A pipe in the place of a file would block the reader.
+        with regular(told) as file:
+            try:
+                is_own = kind.holds(file)
+            except Exception:  # a reader may raise anything on a file of another kind
+                is_own = False
     if not is_own:
         raise FileExistsError(
             errno.EEXIST,
             f"holds something else than {kind.name}, which is kept; give another path, or remove "
-            "the file",
+            f"the {'folder' if kind.inside else 'file'}",
             str(path),
         )
 
@@ -184,11 +197,12 @@ def _open_regular(path: str | os.PathLike[str], flags: int, follow: bool) -> int
 def replacing(path: Path, kind: Kind | None = None) -> Iterator[Path]:
     """A temporary path in the folder of `path` that replaces `path` at the end of the block.
 
-    After an error the temporary file is removed and `path` is as before. Links are followed. A file
-    that is not regular, such as `/dev/null`, has no earlier content and is written to directly.
+    After an error what was written is removed and `path` is as before. Links are followed. A file
+    that is not regular, such as `/dev/null`, has no earlier content and is written to directly. A
+    folder takes the place of another in two steps, between which there is none.
 
     Args:
-        path: Path of the file to write, in an existing folder.
+        path: Path of the file or folder to write, in an existing folder.
         kind: Kind of the new content; None if any earlier file may be replaced, as in a cache.
 
     Yields:
@@ -214,14 +228,32 @@ def replacing(path: Path, kind: Kind | None = None) -> Iterator[Path]:
     if kind is not None:
         check_replaceable(target, kind)
     # Devices such as /dev/stdout are written to and not replaced.
-    if target.exists() and not target.is_file():
+    is_folder = kind is not None and bool(kind.inside)
+    if target.exists() and not (is_folder or target.is_file()):
         yield target
         return
     temporary = target.with_name(f".{uuid.uuid4().hex}.tmp")
     try:
         yield temporary
-        os.replace(temporary, target)
+        if target.is_dir():
+            _replace_folder(target, temporary)
+        else:
+            os.replace(temporary, target)
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+        if is_folder:
+            shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def _replace_folder(target: Path, temporary: Path) -> None:
+    """Put a folder in the place of another, which is removed, or comes back after an error."""
+    old = target.with_name(f".{uuid.uuid4().hex}.tmp")
+    os.replace(target, old)
+    try:
+        os.replace(temporary, target)
+    except BaseException:
+        os.replace(old, target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)

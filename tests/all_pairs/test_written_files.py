@@ -12,6 +12,7 @@ from oracles import linear
 from pyarrow import parquet
 from refusals import refused
 from sample_runs import FORMULAS, WRITERS, blocks, data_of
+from stored_runs import contents
 
 import tnsim
 from tnsim import report
@@ -188,12 +189,47 @@ def test_a_store_is_no_address(store, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_xarray_writes_a_result_as_zarr_and_opens_it_lazily(tmp_path, rng):
+def test_a_zarr_folder_is_opened_lazily_and_replaced_as_a_whole(tmp_path, rng, monkeypatch):
     import xarray
 
-    result = tnsim.pairwise([tnsim.Model([linear(rng, 3, 2)]) for _ in range(4)], slices=True)
-    result.to_zarr(tmp_path / "pairs.zarr", zarr_format=2)
-    found = xarray.open_zarr(tmp_path / "pairs.zarr", chunks=None)
-    assert not found.similarity.variable._in_memory
-    assert found.equals(result) and found.attrs == result.attrs
-    assert found.tnsim.metric == "gaussian"
+    models, path = [tnsim.Model([linear(rng, 3, 2)]) for _ in range(4)], tmp_path / "pairs.zarr"
+    for several in (models, models[:3]):
+        result = tnsim.pairwise(several, slices=True)
+        result_module.write_zarr(result, path)
+        found = xarray.open_zarr(path, chunks=None)
+        assert not found.similarity.variable._in_memory
+        assert found.equals(result) and found.attrs == result.attrs
+        assert found.tnsim.metric == "gaussian" and names(tmp_path) == ["pairs.zarr"]
+    replace, whole = os.replace, contents(path)
+
+    def full(source, target):
+        if Path(target) == path and not path.exists() and disk_is_full.pop():
+            raise OSError(28, "No space left on device")
+        replace(source, target)
+
+    disk_is_full = [False, True]  # where the old folder comes back, and where the new one comes
+    monkeypatch.setattr(os, "replace", full)
+    with refused(f"{path}: cannot be written: No space left", tnsim.errors.ResultError):
+        result_module.write_zarr(tnsim.pairwise(models), path)
+    monkeypatch.setattr(xarray.Dataset, "to_zarr", half_written)
+    with pytest.raises(KeyboardInterrupt):
+        result_module.write_zarr(result, path)
+    assert contents(path) == whole and names(tmp_path) == ["pairs.zarr"]
+
+
+def half_written(result, path, **options):
+    path.mkdir()
+    (path / ".zattrs").write_text("{")
+    raise KeyboardInterrupt
+
+
+def test_a_folder_takes_no_place_of_what_is_not_its_kind(tmp_path, rng):
+    result = tnsim.pairwise([tnsim.Model([linear(rng, 3, 2)]) for _ in range(2)])
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("of somebody")
+    with refused("mine: cannot be written: holds something else", tnsim.errors.ResultError):
+        result_module.write_zarr(result, tmp_path / "mine")
+    (tmp_path / "file").write_text("of somebody")
+    with refused("file: cannot be written: is a file, where", tnsim.errors.ResultError):
+        result_module.write_zarr(result, tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "of somebody" and names(tmp_path / "mine")

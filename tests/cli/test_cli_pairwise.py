@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+import xarray
 from closeness import assert_close
 from commands import command, process, refusal, told
 from oracles import bilinear
@@ -82,9 +83,8 @@ def test_a_pattern_that_a_shell_writes_out_is_in_the_order_of_the_run(folder, sh
 
 def test_all_pairs_and_what_is_written(folder):
     out = folder / "out"
-    text = process(
-        "pairwise", folder / "models" / "*.safetensors", "--out", out, "--slices", "--parquet"
-    )
+    files = folder / "models" / "*.safetensors"
+    text = process("pairwise", files, "--out", out, "--slices", "--parquet", "--zarr")
     assert "models      3 x 3, 0 with the weights of another" in text.stdout
     assert "gaussian (exact)" in text.stdout
     assert "--report page.html" in text.stdout
@@ -104,6 +104,7 @@ def test_all_pairs_and_what_is_written(folder):
     assert pairs["a"][:4] == [0, 0, 0, 10] and pairs["b"][:4] == [0, 10, 200, 0]
     assert pairs["similarity"] == expected.similarity.values.ravel().tolist()
     assert pairs["slices"][0] == [1.0, 1.0]
+    assert xarray.open_zarr(out / "pairs.zarr", chunks=None).equals(expected)
     again = told("pairwise", folder / "models", "--out", out, "--slices")  # goes on, and so reads
     assert again["similarity"] == expected.similarity.values.tolist() and again["a"] == [0, 10, 200]
     assert again["exact"] is True

@@ -60,7 +60,7 @@ def test_standard_input_is_read_once(files, monkeypatch):
 def test_info():
     found = told("info")
     assert found["versions"]["tnsim"] == tnsim.__version__ and found["devices"]
-    extras = {"pairwise", "plot", "dask", "parquet", "torch", "yaml"}
+    extras = {"pairwise", "plot", "dask", "parquet", "zarr", "torch", "yaml"}
     assert set(found["missing"]) == extras
     assert found["cache"]["bytes"] >= 0
     assert "devices     " in command("info").stdout

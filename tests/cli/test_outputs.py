@@ -1,6 +1,7 @@
 """No output takes the place of a file of another kind; a result of an earlier run it does replace."""
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -23,6 +24,7 @@ WRITING = {
     "csv": (PAIRS, "similarity.csv"),
     "npz": (PAIRS, "result.npz"),
     "parquet": ((*PAIRS, "--parquet"), "pairs.parquet"),
+    "zarr": ((*PAIRS, "--zarr"), "pairs.zarr"),
     "heatmap": ((*PAIRS, "--plots"), "heatmap.png"),
     "trajectory": ((*PAIRS, "--plots"), "trajectory.png"),
     "embedding": ((*PAIRS, "--plots"), "mds.png"),
@@ -41,7 +43,7 @@ OTHERS = {
     "numbers": lambda path: path.write_bytes(np.arange(100.0).tobytes()),
     "json": lambda path: path.write_text('{"name": "mine"}'),
     "weights in npz": lambda path: path.write_bytes(corpus_files.npz(FOREIGN)),
-    "a folder": lambda path: path.mkdir(),
+    "a folder": lambda path: (path / "notes").mkdir(parents=True),
 }
 
 
@@ -70,10 +72,29 @@ def test_a_file_of_another_kind_stays(name, other, files, tmp_path):
     if obstacle is not None:
         OTHERS[other](files["out"] / obstacle)
     before = contents(tmp_path)
-    said = "is a folder, where" if obstacle and other == "a folder" else "holds something else than"
+    said = "holds something else than"
+    if obstacle and (other == "a folder") != (name == "zarr"):
+        said = f"is a {'folder' if other == 'a folder' else 'file'}, where"
     line = refusal(*(argument.format_map(files) for argument in arguments), said=said)
     assert contents(tmp_path) == before
     assert (obstacle or "a.safetensors") in line
+
+
+@pytest.mark.parametrize(
+    ("option", "package", "extra"),
+    [
+        ("--parquet", "pyarrow", "parquet"),
+        ("--zarr", "zarr", "zarr"),
+        ("--plots", "matplotlib", "plot"),
+    ],
+)
+def test_a_missing_package_is_told_before_anything_is_computed(
+    option, package, extra, files, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, package, None)
+    arguments = [argument.format_map(files) for argument in PAIRS]
+    line = refusal(*arguments, option, said=f"needs {package}, which is not installed")
+    assert f"pip install 'tnsim[{extra}]'" in line and not list(files["out"].iterdir())
 
 
 def test_two_outputs_are_two_files(files, tmp_path):
@@ -134,7 +155,7 @@ def test_the_file_of_an_earlier_run_is_replaced_and_no_other(name, tmp_path, rng
         with refused(r"other: cannot be written: (holds|is a )", tnsim.errors.ResultError):
             WRITERS[name](blocks(rng, [2]), other)
         assert contents(tmp_path) == before
-        other.rmdir() if other.is_dir() else other.unlink()
+        shutil.rmtree(other) if other.is_dir() else other.unlink()
 
 
 def test_a_model_replaces_a_model_and_nothing_else(tmp_path):

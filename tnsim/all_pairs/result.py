@@ -28,7 +28,7 @@ import numpy as np
 
 from tnsim.analysis import summary as summaries
 from tnsim.analysis.matrices import place_of, shown_labels
-from tnsim.errors import MissingExtra, ResultError, TnsimError
+from tnsim.errors import MissingExtra, ResultError, TnsimError, require
 from tnsim.files import Kind, beginning, replacing
 from tnsim.tables import cell, in_words
 
@@ -275,7 +275,13 @@ def _is_parquet(file: BinaryIO) -> bool:
 
 
 NPZ = Kind("a result of tnsim", _is_result)
-PARQUET = Kind("a table of pairs of tnsim", _is_parquet)
+PARQUET = Kind("a table of pairs of tnsim", _is_parquet, needs=("pyarrow", "parquet"))
+ZARR = Kind(
+    "a Zarr folder of tnsim",
+    lambda file: "tnsim_version" in json.loads(file.read()),
+    needs=("zarr", "zarr"),
+    inside=".zattrs",
+)
 
 
 def write_csv(result: Pairwise, path: Path) -> None:
@@ -325,11 +331,10 @@ def write_parquet(result: Pairwise, path: Path) -> None:
         ResultError: The file cannot be written, or a file of another kind is there.
         MissingExtra: pyarrow is not installed.
     """
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise MissingExtra("pyarrow", "parquet", "writing parquet") from None
+    require("pyarrow", "parquet", "writing parquet")
+    import pyarrow
+    from pyarrow import parquet
+
     dims = result.similarity.dims
     labels = [[_plain(label) for label in result[dim].values.tolist()] for dim in dims]
     places = np.indices(result.similarity.shape).reshape(len(dims), -1)
@@ -342,6 +347,21 @@ def write_parquet(result: Pairwise, path: Path) -> None:
     table = pyarrow.table(columns).replace_schema_metadata({"tnsim": json.dumps(result.attrs)})
     with _written(path, PARQUET) as temporary:
         parquet.write_table(table, temporary)
+
+
+def write_zarr(result: Pairwise, path: Path) -> None:
+    """Write all variables, coordinates and attributes as a folder that `xarray.open_zarr` opens.
+
+    Its arrays are in blocks, of which a reader reads those that it needs.
+
+    Raises:
+        ResultError: The folder cannot be written, or one of another kind is there.
+        MissingExtra: zarr is not installed.
+    """
+    require("zarr", "zarr", "writing Zarr")
+    with _written(path, ZARR) as temporary:
+        # Format 2 has its one way to write texts, of which format 3 warns.
+        result.to_zarr(temporary, zarr_format=2)
 
 
 @contextlib.contextmanager

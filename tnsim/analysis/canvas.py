@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 import numpy as np
 
-from tnsim.errors import MissingExtra, ResultError
+from tnsim.errors import ResultError, require
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -337,10 +337,7 @@ def new_figure(**options: Any) -> tuple[Figure, Any]:
         >>> axes.shape
         (2,)
     """
-    try:
-        import matplotlib.figure  # noqa: F401  what figures are made of
-    except ImportError:
-        raise MissingExtra("matplotlib", "plot", "drawing") from None
+    require("matplotlib", "plot", "drawing")
     grid = {}
     for name in ("nrows", "ncols", "squeeze", "width_ratios"):
         if name in options:

@@ -55,7 +55,7 @@ from tnsim.analysis.canvas import (
 from tnsim.analysis.correlations import correlation, paired_entries
 from tnsim.analysis.matrices import check_result, matrix, numbers_in, part_grids, square
 from tnsim.analysis.summary import without_copies
-from tnsim.errors import MissingExtra, ResultError
+from tnsim.errors import ResultError, require
 from tnsim.names import COVARIANCE, MEAN, SYMMETRISER, layer_tag
 from tnsim.options import checked, shown
 
@@ -471,10 +471,7 @@ def draw(network: qtn.TensorNetwork, title: str = "", **drawing: Unpack[Drawing]
         >>> [text.get_text() for text in legend.get_texts()]
         ['Layer0']
     """
-    try:
-        import networkx  # noqa: F401  what quimb lays networks out with
-    except ImportError:
-        raise MissingExtra("networkx", "plot", "drawing a network") from None
+    require("networkx", "plot", "drawing a network")  # with which quimb lays networks out
     chosen = canvas(drawing, (9, 6.5))
     refuse_span(chosen, "a network")
     axes = chosen.axes

@@ -36,7 +36,7 @@ MIDDLE = 3200
 PAGE = "report.html"
 CURVES = ("train_accuracy", "validation_accuracy")
 PACKAGES = ("jax", "jaxlib", "numpy", "quimb", "cotengra", "safetensors")
-EXTRAS = ("pairwise", "plot", "dask", "parquet", "torch", "yaml")
+EXTRAS = ("pairwise", "plot", "dask", "parquet", "zarr", "torch", "yaml")
 _REQUIREMENT = re.compile(r"([\w.-]+).*extra == ['\"]([\w-]+)['\"]")
 CACHED = ("plans", "programs")
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from tnsim.errors import CheckpointError, ModelError, UnsupportedLayer, printable
+from tnsim.errors import CheckpointError, ModelError, UnsupportedLayer, printable, require
 from tnsim.files import PNG, Kind, check_replaceable, regular, replacing
 
 if TYPE_CHECKING:
@@ -505,6 +505,8 @@ def check_outputs(outputs: Mapping[Path, Kind], store: Path | None = None) -> No
             if not above.is_dir():
                 raise NotADirectoryError(0, f"{above} is no folder")
             check_replaceable(path, kind)
+            if kind.needs is not None:
+                require(*kind.needs, f"writing {path}")
         except OSError as error:
             raise typer.BadParameter(f"{path}: {error.strerror}") from None
     for place, path in places.items():

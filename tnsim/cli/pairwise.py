@@ -114,6 +114,12 @@ def pairwise(
     parquet: Annotated[
         bool, typer.Option("--parquet", help="Also write DIR/pairs.parquet, one row a pair.")
     ] = False,
+    zarr: Annotated[
+        bool,
+        typer.Option(
+            "--zarr", help="Also write DIR/pairs.zarr, which xarray.open_zarr reads in blocks."
+        ),
+    ] = False,
     plots: Annotated[
         bool,
         typer.Option(
@@ -162,7 +168,7 @@ def pairwise(
     # Everything that can be refused is refused before the first tile.
     _check_apart(out, [*files, *(other or ())])
     store = _store_in(out, parts)
-    outputs = _outputs_of(out, parquet, plots, report)
+    outputs = _outputs_of(out, parquet, zarr, plots, report)
     check_outputs({path: output.kind for path, output in outputs.items()}, store)
     kept = f"finished tiles are kept in {store}, run again to go on"
     with stoppable(kept), _executor(scheduler) as executor:
@@ -211,24 +217,29 @@ def _say_grown(grown: Grown) -> None:
         say(f"what belongs to no part {in_words(grown.result.attrs)['rest']}")
 
 
-def _outputs_of(out: Path, parquet: bool, plots: bool, page: Path | None) -> dict[Path, _Output]:
+def _outputs_of(
+    out: Path, parquet: bool, zarr: bool, plots: bool, page: Path | None
+) -> dict[Path, _Output]:
     """The files that a run writes beside its store.
 
     Args:
         out: Folder of the results.
         parquet: Whether a table of pairs is written.
+        zarr: Whether a folder of arrays is written.
         plots: Whether pictures are written.
         page: Path of the HTML page, None for none.
     """
-    from tnsim.all_pairs.result import CSV, NPZ, PARQUET, write_csv, write_npz, write_parquet
+    from tnsim.all_pairs import result
     from tnsim.analysis import report
 
     outputs = {
-        out / "similarity.csv": _Output(CSV, write_csv),
-        out / "result.npz": _Output(NPZ, write_npz),
+        out / "similarity.csv": _Output(result.CSV, result.write_csv),
+        out / "result.npz": _Output(result.NPZ, result.write_npz),
     }
     if parquet:
-        outputs[out / "pairs.parquet"] = _Output(PARQUET, write_parquet)
+        outputs[out / "pairs.parquet"] = _Output(result.PARQUET, result.write_parquet)
+    if zarr:
+        outputs[out / "pairs.zarr"] = _Output(result.ZARR, result.write_zarr)
     if plots:
         for name in _PICTURES:
             draw, shows = partial(_save_plot, name), partial(_has_plot, name)

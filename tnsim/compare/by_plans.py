@@ -241,7 +241,7 @@ def by_plans(first: AnyModel, second: AnyModel, request: Request, traced: bool) 
     results = [run(pair, known[pair.one].value, known[pair.two].value, request) for pair in pairs]
     written = Written([one.exponent for one in known], [one.cancels for one in known])
     found = products_of(first, second, places, pairs, results, written, request, traced)
-    if not traced and request.squared_norms:
+    if not traced and request.squared_norms and is_expectation(metric):
         means = [mean_in_units(one.value, units.metric, request.budget) for one in known]
         single, norms, shares = _are_single(first, second), found.values, []
         if single:  # the products of a pair lack the scales that cancel in a cosine
