@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from numbers import Real
 from typing import Any, NamedTuple, ParamSpec, TypeVar, overload
 
+import jax
 import numpy as np
 
 from tnsim.errors import OptionError, printable
@@ -260,7 +261,11 @@ def checked(function: Any = None, *, own: str = "") -> Any:
             known.update(_options_of(function) or {"": _ANYTHING})
         # Arguments beyond the last parameter are refused by the function.
         args = (*map(read, order, args), *args[len(order) :])
-        return function(*args, **{option: read(option, value) for option, value in options.items()})
+        options = {option: read(option, value) for option, value in options.items()}
+        if jax.config.jax_numpy_dtype_promotion == "standard":  # pyright: ignore
+            return function(*args, **options)
+        with jax.numpy_dtype_promotion("standard"):
+            return function(*args, **options)
 
     return with_checks
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from closeness import LARGEST, assert_close
+from oracles import bilinear, linear
 from refusals import refused
 
 import tnsim
@@ -68,6 +69,35 @@ def test_traced_in_float32_by_default(rng):
     value = jax.jit(tnsim.similarity)(a, b)
     assert value.dtype == jnp.float32
     assert_close(value, tnsim.similarity(a, b), scale=1.0, rtol=1e-5, limited_by="float32")
+
+
+STRICT = {
+    "linear": lambda rng: [linear(rng, 3, 2, bias=True)],
+    "bilinear": lambda rng: [bilinear(rng, 3, 4, 2, biases=True)],
+    "relu": lambda rng: [linear(rng, 3, 2, bias=True), tnsim.Elementwise("relu")],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind", ["linear", "bilinear", pytest.param("relu", marks=pytest.mark.full)]
+)
+def test_strict_promotion_of_types_is_the_affair_of_the_callers_code(kind, rng):
+    a, b = (tnsim.Model(STRICT[kind](rng)) for _ in range(2))
+
+    def answers():
+        value = tnsim.similarity(a, b)
+        slope = jax.grad(lambda m: tnsim.similarity(m, b))(a)
+        compiled = jax.jit(tnsim.similarity)(a, b)
+        both = jax.jit(jax.value_and_grad(lambda m: tnsim.similarity(m, b)))(a)
+        return [float(value), slope, compiled, both, tnsim.pairwise([a, b]).similarity.values]
+
+    usual = jax.tree.leaves(answers())
+    jax.clear_caches()
+    with jax.numpy_dtype_promotion("strict"):
+        strict = jax.tree.leaves(answers())
+    for one, two in zip(usual, strict, strict=True):
+        np.testing.assert_array_equal(one, two)
 
 
 @pytest.mark.filterwarnings("error")

@@ -231,11 +231,12 @@ def exponent_of(result: Result, combination: Mapping[str, float]) -> Any:
 
 @contextlib.contextmanager
 def precision() -> Iterator[None]:
-    """The JAX settings under which plans run: 64-bit types on, matmuls in full precision.
+    """The JAX settings under which plans run: 64-bit types, full matmuls, usual promotion of types.
 
     The settings hold inside the `with` block only, never globally.
     """
-    with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+    exact = jax.enable_x64(True), jax.default_matmul_precision("highest")
+    with exact[0], exact[1], jax.numpy_dtype_promotion("standard"):
         yield
 
 
