@@ -183,11 +183,11 @@ class MissingExtra(TnsimError, ImportError):
         return type(self), self._parts  # a worker's error reaches the caller by pickle
 
 
-def require(package: str, extra: str, purpose: str) -> None:
+def require(module: str, extra: str, purpose: str) -> None:
     """Refuse what needs an optional package that cannot be imported.
 
     Args:
-        package: Name under which Python imports the package.
+        module: Module of the package, by the name under which Python imports it.
         extra: Extra of tnsim that installs it.
         purpose: Purpose of the package, as the beginning of the message.
 
@@ -198,9 +198,9 @@ def require(package: str, extra: str, purpose: str) -> None:
         >>> require("numpy", "pairwise", "comparing many models")
     """
     try:
-        importlib.import_module(package)
+        importlib.import_module(module)
     except ImportError:
-        raise MissingExtra(package, extra, purpose) from None
+        raise MissingExtra(module.partition(".")[0], extra, purpose) from None
 
 
 class PrecisionWarning(UserWarning):

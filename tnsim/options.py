@@ -5,8 +5,10 @@ reads `within: Iterable[str] | None` and refuses `within=3` in a sentence. Numbe
 those of Python. What an annotation cannot say, such as a range, or which names there are, is
 checked where it is known; what an annotation has beside this grammar takes anything.
 
-    kind    None, bool, int, float, str, os.PathLike, Mapping[...], Callable[...], a list, or A | B
-    a list  Sequence[A], Iterable[A], list[A], tuple[A, ...]
+    kind      None, bool, int, float, str, os.PathLike, Mapping[...], Callable[...], A | B,
+              a list, an array, or a class of xarray or quimb
+    a list    Sequence[A], Iterable[A], list[A], tuple[A, ...]
+    an array  Float[np.ndarray, "rows columns"], with an axis for each name
 """
 
 from __future__ import annotations
@@ -115,6 +117,34 @@ def _function(value: Any) -> Any:
     return value
 
 
+def _array_of(names: str) -> Kind:
+    """Arrays of real numbers with an axis for each name; lists of numbers become such arrays."""
+    count = len(names.split())
+
+    def read(value: Any) -> Any:
+        try:
+            array = np.asarray(value)
+        except Exception:  # lists of several lengths, or what a class of the user raises
+            raise _Misfit from None
+        if array.ndim != count or array.dtype.kind not in "fiu":
+            raise _Misfit
+        return value if hasattr(value, "ndim") else array
+
+    ways = "an axis" if count == 1 else f"{count} axes"
+    return Kind(f"an array of numbers with {ways}", f"arrays of numbers with {ways}", read)
+
+
+def _instance_of(name: str, words: str) -> Kind:
+    """Objects of a class that need not be installed, by its name."""
+
+    def read(value: Any) -> Any:
+        if all(cls.__name__ != name for cls in type(value).__mro__):
+            raise _Misfit
+        return value
+
+    return Kind(f"a {words}", f"{words}s", read)
+
+
 def is_list(value: Any) -> bool:
     """Whether a value holds others in an order: no text, no mapping, no array of a single number.
 
@@ -149,6 +179,9 @@ _PLAIN = {
     "PathLike": Kind("a path", "paths", _path),
     "Mapping": Kind("a mapping", "mappings", _mapping),
     "Callable": Kind("a function", "functions", _function),
+    "DataArray": _instance_of("DataArray", "DataArray of xarray"),
+    "Dataset": _instance_of("Dataset", "Dataset of xarray"),
+    "TensorNetwork": _instance_of("TensorNetwork", "TensorNetwork of quimb"),
 }
 _LISTS = ("Sequence", "Iterable", "list", "tuple")
 
@@ -165,6 +198,11 @@ def _kinds(annotation: ast.expr) -> list[Kind]:
         case ast.Subscript(value=ast.Name(id=name), slice=inner) if name in _LISTS:
             of = inner.elts[0] if isinstance(inner, ast.Tuple) else inner
             return [_list_of(_union(_kinds(of)), name)]
+        case ast.Subscript(
+            value=ast.Name(id="Float"),
+            slice=ast.Tuple(elts=[ast.Attribute(attr="ndarray"), ast.Constant(value=str(names))]),
+        ) if names.replace(" ", "").isidentifier():
+            return [_array_of(names)]
         case ast.Subscript(value=ast.Name(id="Literal")):
             return [_PLAIN["str"]]
         case ast.Subscript(value=outer):

@@ -7,6 +7,7 @@ that the caller made; colour map and range are those of the plot wherever the ca
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 import numpy as np
 
 from tnsim.errors import ResultError, require
+from tnsim.options import shown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -138,6 +140,8 @@ def canvas(
                 "out figsize, or leave out ax"
             )
         return Canvas(axes[0].figure, axes, False, True, _map_of(given), _span_of(given))
+    if figsize is not None:
+        _check_size(figsize)
     ncols = ncols or panels
     figure, grid = new_figure(
         nrows=-(-panels // ncols), ncols=ncols, squeeze=False, figsize=figsize or size, **options
@@ -146,6 +150,16 @@ def canvas(
         unused.remove()
     kept = tuple(grid.flat[:panels])
     return Canvas(figure, kept, True, figsize is not None, _map_of(given), _span_of(given))
+
+
+def _check_size(figsize: Any) -> None:
+    """Raise `ResultError` where a size is no width and height in inches."""
+    try:
+        width, height = map(float, figsize)
+    except (TypeError, ValueError, OverflowError):
+        width = height = math.nan
+    if not (0 < width < math.inf and 0 < height < math.inf):
+        raise ResultError(f"figsize is a width and a height in inches, found {shown(figsize)}")
 
 
 def inches_of(chosen: Canvas, along: str, designed: float) -> float:
@@ -337,7 +351,7 @@ def new_figure(**options: Any) -> tuple[Figure, Any]:
         >>> axes.shape
         (2,)
     """
-    require("matplotlib", "plot", "drawing")
+    require("matplotlib.figure", "plot", "drawing")
     grid = {}
     for name in ("nrows", "ncols", "squeeze", "width_ratios"):
         if name in options:

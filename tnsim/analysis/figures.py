@@ -14,7 +14,7 @@ global setting is touched, and nothing is shown.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 from jaxtyping import Float
@@ -106,8 +106,6 @@ _HEIGHT, _GAP = 0.24, 0.04
 """Height of a strip of curves and of the gap below the strip, in heights of the heatmap."""
 _WIDTH, _ALONE = 8.0, 2.0
 """Width and height in inches of a strip without a heatmap."""
-Strips: TypeAlias = Sequence[str | Sequence[str]]
-"""Names of curves; each entry is a strip, of one curve or of several."""
 MAX_SLICES = 144
 """Most slices in one figure."""
 _PANEL = 4.4
@@ -210,6 +208,7 @@ def contributions(
         A figure; nothing is shown.
 
     Raises:
+        ResultError: The numbers of names and of values differ, or there are none.
         MissingExtra: matplotlib is not installed.
 
     Example:
@@ -219,6 +218,9 @@ def contributions(
         ['75%', '25%']
     """
     values = np.asarray(values)
+    _check_names(values, bra, ket)
+    if len(names) != 2:
+        raise ResultError(f"names are those of two models, found {shown(names)}")
     total = values.sum()
     cells = {}
     if total:
@@ -254,6 +256,7 @@ def shares(
         The figure; nothing is shown.
 
     Raises:
+        ResultError: The numbers of names and of values differ, or there are none.
         MissingExtra: matplotlib is not installed.
 
     Example:
@@ -263,6 +266,8 @@ def shares(
         [1.2, -0.2]
     """
     values = np.asarray(values)
+    for each in (values, values if errors is None else np.asarray(errors)):
+        _check_names(each, labels)
     kept = np.argsort(-abs(values), kind="stable")[:most]
     names = [labels[n] for n in kept]
     lengths, lines = values[kept], None if errors is None else np.asarray(errors)[kept]
@@ -303,6 +308,7 @@ def layers_and_heads(
         The figure; nothing is shown.
 
     Raises:
+        ResultError: The numbers of names and of values differ, or there are none.
         MissingExtra: matplotlib is not installed.
 
     Example:
@@ -312,6 +318,7 @@ def layers_and_heads(
         >>> [text.get_text() for text in figure.axes[0].get_xticklabels()]
         ['head 0', 'head 1', 'whole']
     """
+    _check_names(np.asarray(values), labels)
     split = [tuple(label.split(" ", 2)) for label in labels]
     rows = list(dict.fromkeys(" ".join(words[:2]) for words in split))
     columns = sorted(
@@ -325,6 +332,16 @@ def layers_and_heads(
     panel = Panel(table, rows, columns, heading(title), texts=cells)
     scale = around_zero(float(np.nanmax(abs(table))))
     return show_matrices(drawing, [panel], scale, cell=0.45, whole=True, bar=colour_label).figure
+
+
+def _check_names(values: np.ndarray, *names: Sequence[Any]) -> None:
+    """Raise `ResultError` where an axis of values has another number of names, or none."""
+    counts = tuple(map(len, names))
+    if values.shape != counts or 0 in counts:
+        raise ResultError(
+            f"a figure shows a number for each name, found values of shape {values.shape} for "
+            f"{' x '.join(map(str, counts))} names"
+        )
 
 
 def _column_order(name: str) -> tuple[bool, str, int]:
@@ -359,6 +376,7 @@ def shares_over_training(
         The figure; nothing is shown.
 
     Raises:
+        ResultError: The numbers of names and of values differ, or there are none.
         MissingExtra: matplotlib is not installed.
 
     Example:
@@ -370,6 +388,7 @@ def shares_over_training(
         ['embed', 'layer 1', 'accuracy']
     """
     table = np.asarray(table)
+    _check_names(table, checkpoints, paths)
     chosen = canvas(drawing, (8.0, 3.8))
     drawn = sorted(np.argsort(-abs(table).max(axis=0), kind="stable")[:most])
     curves = [
@@ -407,6 +426,7 @@ def edges(
         The figure; nothing is shown.
 
     Raises:
+        ResultError: The numbers of names and of values differ, or there are none.
         MissingExtra: matplotlib is not installed.
 
     Example:
@@ -416,6 +436,7 @@ def edges(
         ['embed', 'layer 1', 'layer 2']
     """
     values = np.asarray(values)
+    _check_names(values, labels)
     wires = [_wire_of(label) for label in labels]
     ends = {name for wire in wires for name in (wire.source, wire.target)}
     rows: dict[int, list[str]] = {}
@@ -654,7 +675,7 @@ def _draw_points(chosen: Canvas, axes: Any, first: Matrix, second: Matrix) -> No
 @checked
 def curves_over_training(
     result: xr.Dataset,
-    strips: Strips,
+    strips: Sequence[str | Sequence[str]],
     change_points: Sequence[int] = (),
     **drawing: Unpack[Drawing],
 ) -> Figure:
@@ -693,7 +714,9 @@ def curves_over_training(
     return chosen.figure
 
 
-def strips_of(result: xr.Dataset, strips: Strips) -> list[list[xr.DataArray]]:
+def strips_of(
+    result: xr.Dataset, strips: Sequence[str | Sequence[str]]
+) -> list[list[xr.DataArray]]:
     """The curves of every strip, each with a value for every column.
 
     Args:

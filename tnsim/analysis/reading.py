@@ -20,6 +20,7 @@ and `last_block_score`.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,7 +32,7 @@ from tnsim.analysis.correlations import Correlation, correlation
 from tnsim.analysis.matrices import TOLERANCE, matrix, place_of, square
 from tnsim.analysis.phases import Segmentation, phase_of_rows, segment, segmentations
 from tnsim.errors import ResultError
-from tnsim.options import checked
+from tnsim.options import checked, shown
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -139,9 +140,12 @@ def group_score(similarity: Matrix, groups: Sequence[Any] | np.ndarray) -> float
     """
     values = square(similarity).values
     # Names become numbers, which compare fast in all pairs.
-    _, group = np.unique(np.asarray(groups), return_inverse=True)
-    if len(group) != len(values):
-        raise ResultError(f"{len(values)} models need a group each, found {len(group)} groups")
+    group = np.arange(0)
+    with contextlib.suppress(TypeError, ValueError):  # lists of several lengths
+        _, group = np.unique(np.asarray(groups), return_inverse=True)
+    if group.shape != (len(values),):
+        found = f"{group.size} groups" if group.ndim == 1 and group.size else shown(groups)
+        raise ResultError(f"{len(values)} models need a group each, found {found}")
     same = group[:, None] == group
     within = same & ~np.eye(len(values), dtype=bool)
     return _mean_contrast(values, within, ~same, group)

@@ -61,7 +61,7 @@ from tnsim.models.components import (
 from tnsim.models.layers import activation_of, affine_maps, bias_name, residual_rule
 from tnsim.models.model import Model, caveats, with_dense_matrices
 from tnsim.models.origin import warn_of_caveats
-from tnsim.options import checked
+from tnsim.options import checked, shown
 from tnsim.problems.kernels import KERNEL_DTYPE
 from tnsim.scaled import beyond_float, power
 from tnsim.tables import guarantee, html_table
@@ -192,8 +192,10 @@ def _through(labels: Sequence[str], names: Sequence[str]) -> list[int]:
     sets = [components_in(label) for label in labels]
     known = dict.fromkeys(name for names_of_set in sets for name in names_of_set)
     for name in names:
-        if not any(_is_of(component, name) for component in known):
-            raise ModelError(f"no path goes through {name!r}; components are {', '.join(known)}")
+        if not (isinstance(name, str) and any(_is_of(component, name) for component in known)):
+            raise ModelError(
+                f"no path goes through {shown(name)}; components are {', '.join(known)}"
+            )
     return [
         n
         for n, own in enumerate(sets)

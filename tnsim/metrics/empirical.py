@@ -178,6 +178,7 @@ class Empirical:
             object.__setattr__(self, "weights", weights)
 
     @classmethod
+    @checked
     def normal(
         cls, mean: Any = None, cov: Any = None, samples: int = 65536, *, seed: Seed = 0
     ) -> Empirical:

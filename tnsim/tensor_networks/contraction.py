@@ -67,7 +67,6 @@ _FEW = 60
 """Number of tensors whose units are never so wrong that floats hold no product of them."""
 _NONE = 1e-9
 """Entries of a projection below this threshold are rounding."""
-Backend = Literal["jax", "numpy"]
 _TIERS: Mapping[str, Tier] = {"jax": "compile", "numpy": "interpret"}
 """The tier in which a plan runs by library."""
 _ADVICE = "contract fewer networks at once, smaller ones, or give a larger tnsim.Budget"
@@ -144,7 +143,7 @@ def contract(
     symmetric_tags: Iterable[Tags] = (),
     strip_exponent: bool = False,
     dtype: DTypeLike | None = None,
-    backend: Backend | None = None,
+    backend: Literal["jax", "numpy"] | None = None,
     budget: Budget = Budget(),
     optimize: Any = None,
 ) -> Any:
@@ -225,7 +224,7 @@ def contract_expression(
     symmetric_tags: Iterable[Tags] = (),
     strip_exponent: bool = False,
     dtype: DTypeLike | None = None,
-    backend: Backend | None = None,
+    backend: Literal["jax", "numpy"] | None = None,
     budget: Budget = Budget(),
     optimize: Any = None,
 ) -> Expression:

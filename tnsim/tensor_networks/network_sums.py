@@ -23,6 +23,7 @@ from jax.core import Tracer
 from tnsim.engine.ir.problem import Definition, Operand, Problem, Stage, Term
 from tnsim.errors import ModelError
 from tnsim.models.arrays import as_array, host_array
+from tnsim.options import is_list, shown
 
 if TYPE_CHECKING:
     import quimb.tensor as qtn
@@ -397,4 +398,7 @@ def _distinct_indices(output_inds: Sequence[str]) -> tuple[str, ...]:
 
 def _tag_groups(tags: Iterable[Tags]) -> Iterable[Tags]:
     """The given tags as an iterable; a single string is a single tag, as everywhere in quimb."""
-    return [tags] if isinstance(tags, str) else tags
+    groups = [tags] if isinstance(tags, str) else list(tags) if is_list(tags) else [None]
+    if not all(isinstance(group, str) or is_list(group) for group in groups):
+        raise ModelError(f"tags are texts, or tuples of texts, in a list; found {shown(tags)}")
+    return groups
