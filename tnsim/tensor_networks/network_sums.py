@@ -398,7 +398,7 @@ def _distinct_indices(output_inds: Sequence[str]) -> tuple[str, ...]:
 
 def _tag_groups(tags: Iterable[Tags]) -> Iterable[Tags]:
     """The given tags as an iterable; a single string is a single tag, as everywhere in quimb."""
-    groups = [tags] if isinstance(tags, str) else list(tags) if is_list(tags) else [None]
+    groups: list[Any] = [tags] if isinstance(tags, str) else list(tags) if is_list(tags) else [None]
     if not all(isinstance(group, str) or is_list(group) for group in groups):
         raise ModelError(f"tags are texts, or tuples of texts, in a list; found {shown(tags)}")
     return groups
