@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ def given_model(
     inputs: Any = None,
     output: str | int | None = None,
     runs: bool = False,
+    shape: Sequence[int] = (),
 ) -> Any:
     """A model, a module or a path as the thing that is compared.
 
@@ -42,6 +43,8 @@ def given_model(
         output: Name or place of the output of functions with several, where these run on inputs.
         runs: Whether a module that cannot be read as a model is compared by its outputs, as a
             function.
+        shape: Shape of an input of a module, (d,) or (positions, d), where the metric or the other
+            side says it.
 
     Returns:
         A model or a combination, with weights in NumPy unless they are traced; a plain function,
@@ -60,14 +63,17 @@ def given_model(
     if isinstance(given, str | os.PathLike):
         given = read_model(given, n_ctx, inputs is not None)
     elif inputs is None and is_module(given):
-        from tnsim.checkpoints.modules import from_module
+        from tnsim.checkpoints.modules import compared_module
 
+        if n_ctx is None and len(shape) > 1:
+            n_ctx = shape[0]
+        width = shape[-1] if shape else None
         try:
-            given = from_module(given, n_ctx=n_ctx)
+            given = compared_module(given, n_ctx, width)
         except UnsupportedLayer as refusal:
             if not runs:
                 raise
-            _check_can_run(given, n_ctx, refusal)
+            _check_can_run(given, n_ctx, refusal, width)
     if not isinstance(given, AnyModel):
         # Plain functions and foreign objects are judged by the comparison itself.
         return with_output(given, output)
@@ -85,6 +91,7 @@ def given_models(
     dialect: Any = None,
     output: str | int | None = None,
     runs: bool = False,
+    shape: Sequence[int] = (),
 ) -> Any:
     """Models, modules or paths as the many models that are compared.
 
@@ -97,6 +104,7 @@ def given_models(
             on the inputs as copies of the module.
         output: Name or place of an output, as for `given_model`.
         runs: Whether modules that cannot be read as models are compared by their outputs.
+        shape: Shape of an input of modules, as for `given_model`.
 
     Returns:
         A `Series` of paths, else a mapping or a list of models and functions.
@@ -148,11 +156,11 @@ def given_models(
         return _at_length(models, n_ctx, inputs)
     if isinstance(models, Mapping):
         return {
-            label: given_model(model, n_ctx, inputs, output, runs)
+            label: given_model(model, n_ctx, inputs, output, runs, shape)
             for label, model in models.items()
         }
     if isinstance(models, list):
-        return [given_model(model, n_ctx, inputs, output, runs) for model in models]
+        return [given_model(model, n_ctx, inputs, output, runs, shape) for model in models]
     return models
 
 
@@ -242,12 +250,14 @@ def is_module(given: Any) -> bool:
     return is_function(given) and hasattr(given, "named_parameters")
 
 
-def _check_can_run(module: Any, n_ctx: int | None, refusal: TnsimError) -> None:
+def _check_can_run(
+    module: Any, n_ctx: int | None, refusal: TnsimError, width: int | None = None
+) -> None:
     """Raise the refusal to read a module, if nothing says which inputs the module takes."""
     from tnsim.checkpoints.module_examples import AN_EXAMPLE, shape_of_inputs
 
     try:
-        shape_of_inputs(module, n_ctx)
+        shape_of_inputs(module, n_ctx, width)
     except ModelError as unknown:
         said = str(unknown)
         if AN_EXAMPLE in str(refusal):  # the same advice
