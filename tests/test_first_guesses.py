@@ -389,13 +389,16 @@ def two(build):
     return [build().double().eval() for _ in range(2)]
 
 
-def test_a_metric_or_a_model_says_how_many_numbers_a_module_reads():
+def test_a_metric_or_a_model_says_how_many_numbers_a_module_reads(tmp_path):
     nets, metric = two(halves), tnsim.Gaussian(mean=np.zeros(6))
     with refused(r"no inputs were found.*inputs=.*tnsim\.Gaussian\(mean=np\.zeros\(d\)\)"):
         tnsim.similarity(*nets)
     one, other = (tnsim.from_module(net, inputs=torch.zeros(1, 6)) for net in nets)
+    for n, net in enumerate(nets):
+        torch.save(net.state_dict(), tmp_path / f"step_{n}.pt")
     values = [
         tnsim.similarity(*nets, metric),
+        tnsim.pairwise(tmp_path, metric=metric, dialect=nets[0]).similarity.values[0, 1],
         tnsim.similarity(one, nets[1]),
         tnsim.similarity(nets[0], other),
         tnsim.pairwise(nets, metric=metric).similarity.values[0, 1],

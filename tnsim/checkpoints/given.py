@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tnsim.errors import CheckpointError, ModelError, TnsimError, UnsupportedLayer
 from tnsim.models.functions import is_function, with_output
 from tnsim.models.model import AnyModel, Combination, Model, in_numpy, terms
@@ -131,17 +133,21 @@ def given_models(
         # Files of a dialect have a single output, state dicts of a module those of the module.
         chosen = output if is_module(dialect) else None
         as_functions = is_module(dialect) and (runs or inputs is not None)
+        told = is_module(dialect) and inputs is None and len(shape) > 0
+        n_ctx = shape[0] if told and n_ctx is None and len(shape) > 1 else n_ctx
+        example = _example_of_width(dialect, n_ctx, shape[-1]) if told else None
         try:
             if as_functions:
                 from tnsim.checkpoints.modules import from_module
 
-                from_module(dialect, n_ctx=n_ctx, output=chosen)  # norms are refused here too
-            series = Series(models, dialect, n_ctx, output=chosen)
+                # Norms are refused here too.
+                from_module(dialect, n_ctx=n_ctx, inputs=example, output=chosen)
+            series = Series(models, dialect, n_ctx, inputs=example, output=chosen)
         except (UnsupportedLayer, ModelError) as refused:
             if not as_functions:
                 raise
             if inputs is None:
-                _check_can_run(dialect, n_ctx, refused)
+                _check_can_run(dialect, n_ctx, refused, shape[-1] if shape else None)
             log.info("the files run as modules on the inputs, since %s", refused)
             each = modules_of(models, dialect)
             return {label: with_output(module, output) for label, module in each.items()}
@@ -248,6 +254,20 @@ def is_module(given: Any) -> bool:
         False
     """
     return is_function(given) and hasattr(given, "named_parameters")
+
+
+def _example_of_width(module: Any, n_ctx: int | None, width: int) -> Any:
+    """An example of vectors of a width, where the module alone does not say that it reads them."""
+    from tnsim.checkpoints.module_examples import shape_of_inputs
+
+    for known in (None, width):
+        try:
+            shape = shape_of_inputs(module, n_ctx, known)
+        except ModelError as refused:
+            log.debug("%s: %s", type(module).__name__, refused)
+            continue
+        return None if known is None else np.zeros((1, *shape))
+    return None
 
 
 def _check_can_run(
