@@ -212,6 +212,20 @@ def _assigned_from(m: Any, x: torch.Tensor) -> torch.Tensor:
     return h * h
 
 
+def _assigned_by_numbers(m: Any, x: torch.Tensor) -> torch.Tensor:
+    h = x.new_zeros(len(x), 5)
+    h[:, torch.tensor([3, 0, 4, 1])] = m.a(x) * m.b(x)
+    return h
+
+
+def _factor_of_a_matrix(m: Any, x: torch.Tensor) -> torch.Tensor:
+    """The positive matrix of which the outputs are the factor of Cholesky."""
+    rows, columns = torch.tril_indices(2, 2)
+    lower = x.new_zeros(len(x), 2, 2)
+    lower[:, rows, columns] = m.a(x)[:, :3]
+    return (lower @ lower.mT).flatten(1)
+
+
 LIMITS: list[float] = [1.0]  # a global list, as of settings of a script
 
 
@@ -542,6 +556,41 @@ LIMITS_OF_READING = {
     "fourth power": Case(_of(lambda m, u: u**4)),
     "fifth power": Case(_of(lambda m, u: u**5)),
     "fourth power by squares": Case(_of(lambda m, u: (u * u) * (u * u))),
+    "a product along an axis": Case(_of(lambda m, u: torch.stack([u, m.c(u), u + 1], -1).prod(-1), c=_linear())),
+    "a product that keeps its axis": Case(_two(lambda m, x: m.a(x) + m.b(x)[:, :3].prod(1, keepdim=True))),
+    "products up to each place": Case(_of(lambda m, u: u.cumprod(-1))),
+    "a gated linear unit": Case(_of(lambda m, u: functional.glu(torch.cat([u, m.c(u)], -1)), c=_linear())),
+    "columns of numbers assigned": Case(_two(_assigned_by_numbers), inputs=VECTORS),
+    "a triangle of a matrix": Case(_two(_factor_of_a_matrix), inputs=VECTORS),
+    "added at numbers of a buffer": Case(
+        _two(
+            lambda m, x: m.a(x).scatter_add(1, m.order.expand(len(x), -1), functional.relu(m.b(x))),
+            order=torch.arange(WIDTH),
+        ),
+        {"order": (2, 0, 2, 1)},
+    ),
+    "put at numbers of a buffer": Case(
+        _two(lambda m, x: m.a(x).scatter(1, m.order.expand(len(x), -1), m.b(x) ** 2), order=torch.arange(WIDTH)),
+        {"order": (2, 0, 3, 1)},
+    ),
+    "multiplied at numbers": Case(
+        _two(
+            lambda m, x: m.a(x).scatter(1, m.order.expand(len(x), -1), m.b(x), reduce="multiply"),
+            order=torch.arange(WIDTH),
+        ),
+        refused="scatter with reduce",
+    ),
+    "put at numbers of the input": Case(
+        _two(lambda m, x: m.a(x).scatter(1, (x > 0).long(), m.b(x))), refused=r"places that depend on the input"
+    ),
+    "matrices with a diagonal": Case(_of(lambda m, u: (torch.diag_embed(u) @ m.w @ u[..., None])[..., 0], w=(WIDTH, WIDTH))),
+    "shuffled channels": Case(
+        _of(lambda m, u: functional.channel_shuffle((u * u)[..., None, None], 2).flatten(1)), inputs=VECTORS
+    ),
+    "blocks on a diagonal": Case(_two(lambda m, x: functional.relu(x @ torch.block_diag(m.c, m.c)) * m.a(x), c=(2, 2)), inputs=VECTORS),
+    "upsampled by lines": Case(
+        _of(lambda m, u: functional.relu(functional.interpolate(u[:, None], scale_factor=1.5, mode="linear")[:, 0, :WIDTH]))
+    ),
     "a column assigned": Case(_two(_assigned), inputs=VECTORS),
     "columns assigned": Case(_two(_assigned_from), inputs=VECTORS),
     "masked_fill": Case(
@@ -748,7 +797,6 @@ ALWAYS_READ = {
     "PReLU by unit": Case(
         lambda: nn.Sequential(_linear(), nn.PReLU(WIDTH), _linear()),
         {"1.weight": (0.1, 0.5, 1.5, -0.3)},
-        refused="PReLU",
     ),
     "Swish of beta one": Case(
         _of(lambda m, u: u * torch.sigmoid(m.beta * u), beta=nn.Parameter(torch.ones(()))), {"beta": 0.7}

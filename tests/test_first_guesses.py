@@ -376,3 +376,103 @@ def test_sums_over_tokens_are_compared_on_tokens():
     expected = (u * v).sum() / (u.norm() * v.norm())
     found = tnsim.similarity(*nets, tnsim.Empirical(tokens))
     assert_close(found, expected, scale=1.0, rtol=1e-9)
+
+
+def halves():
+    """Products of maps of either half of the input, whose size no layer says."""
+    a, b = nn.Linear(3, 4), nn.Linear(3, 4)
+    return Module(lambda m, x: m.a(x[:, :3]) * m.b(x[:, 3:]), a=a, b=b).double()
+
+
+def two(build):
+    torch.manual_seed(0)
+    return [build().double().eval() for _ in range(2)]
+
+
+def test_a_metric_or_a_model_says_how_many_numbers_a_module_reads(tmp_path):
+    nets, metric = two(halves), tnsim.Gaussian(mean=np.zeros(6))
+    with refused(r"no inputs were found.*inputs=.*tnsim\.Gaussian\(mean=np\.zeros\(d\)\)"):
+        tnsim.similarity(*nets)
+    one, other = (tnsim.from_module(net, inputs=torch.zeros(1, 6)) for net in nets)
+    for n, net in enumerate(nets):
+        torch.save(net.state_dict(), tmp_path / f"step_{n}.pt")
+    values = [
+        tnsim.similarity(*nets, metric),
+        tnsim.pairwise(tmp_path, metric=metric, dialect=nets[0]).similarity.values[0, 1],
+        tnsim.similarity(one, nets[1]),
+        tnsim.similarity(nets[0], other),
+        tnsim.pairwise(nets, metric=metric).similarity.values[0, 1],
+        tnsim.torch.similarity(*nets, metric).item(),
+        tnsim.torch.similarity(nets[0], other).item(),
+    ]
+    assert_close(values, np.full(len(values), tnsim.similarity(one, other)), scale=1.0)
+
+
+def recurrent():
+    return Module(
+        lambda m, x: m.out(m.states(x)[1][-1]),
+        states=nn.GRU(3, 4, batch_first=True),
+        out=nn.Linear(4, 2),
+    )
+
+
+def pooled():
+    return Module(
+        lambda m, x: m.out(m.up(x).relu().mean(-2).tanh()), up=nn.Linear(3, 4), out=nn.Linear(4, 2)
+    )
+
+
+def softmax_attention():
+    attend = nn.MultiheadAttention(3, 1, batch_first=True)
+    return Module(lambda m, x: m.attend(x, x, x, need_weights=False)[0], attend=attend)
+
+
+@pytest.mark.parametrize("build", [recurrent, pooled, softmax_attention])
+def test_a_metric_says_how_long_sequences_are(build):
+    """Of a batch of vectors such a module makes a sequence, which is no batch."""
+    nets, metric = two(build), tnsim.Gaussian(mean=np.zeros((5, 3)), samples=2**10)
+    with refused(
+        r"reads sequences of 3 coordinates: say how long they are, by n_ctx=", tnsim.TnsimError
+    ):
+        tnsim.similarity(*nets)
+    expected = tnsim.similarity(*nets, tnsim.Gaussian(samples=2**10), n_ctx=5)
+    values = [
+        tnsim.similarity(*nets, metric),
+        tnsim.pairwise(nets, metric=metric).similarity.values[0, 1],
+        tnsim.torch.similarity(*nets, metric).item(),
+    ]
+    assert_close(values, np.full(len(values), expected), scale=1.0)
+
+
+GUESSED = {  # modules for which a guess of the input is wrong, and what the refusal says
+    "rows of several inputs": (
+        lambda: Module(lambda m, x: (x[:, :, None] * x[:, None]).view(-1, 9) @ m.weight, weight=(9, 2)),
+        "no inputs were found.*inputs=",
+    ),
+    "powers side by side": (
+        lambda: Module(lambda m, x: m.out(torch.cat([x, x**2], dim=1)), out=nn.Linear(6, 2)),
+        r"Inputs of shape \(n, 5, 6\) were guessed: .* give inputs=",
+    ),
+    "a mean over positions": (
+        lambda: Module(lambda m, x: m.up(x).mean(-2), up=nn.Linear(3, 4)),
+        "Of a whole sequence it is a model: .* give inputs=",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", GUESSED)
+def test_a_guess_of_the_input_that_is_wrong_is_told(case):
+    build, said = GUESSED[case]
+    with refused(said, tnsim.TnsimError):
+        tnsim.from_module(build())
+
+
+def test_a_table_of_frequencies_says_how_many_numbers_are_read():
+    """Buffers read inputs as parameters do."""
+
+    def waves(m, x):
+        angles = x @ m.frequencies
+        return m.out(torch.cat([angles.sin(), angles.cos()], -1))
+
+    net = Module(waves, frequencies=torch.randn(3, 4), out=nn.Linear(8, 2))
+    assert tnsim.from_module(net).d_in == 3

@@ -563,6 +563,18 @@ def test_a_module_beside_a_fixed_model_a_path_and_a_function(tmp_path):
     assert_close(3 * net[1].weight.grad, one, scale=LARGEST, rtol=1e-6, limited_by="float32")
 
 
+def test_models_of_two_activations_with_a_linear_layer_between_run_on_the_inputs_of_their_estimate():
+    """Why there is no exact number is asked of weights that require grad too."""
+    net = nn.Sequential(
+        nn.Linear(2, 5), nn.ReLU(), nn.Linear(5, 2), nn.Linear(2, 5), nn.GELU(), nn.Linear(5, 1)
+    )
+    model, goal = tnsim.torch.from_module(net.double()), units(2, 3, 1).double()
+    value = tnsim.torch.similarity(model, tnsim.from_module(goal))
+    assert_close(value.item(), tnsim.similarity(net, goal), scale=1.0)
+    value.backward()
+    assert net[0].weight.grad.abs().max() > 0
+
+
 def test_many_inputs_pass_in_batches():
     """No call has all inputs, and batches change neither value nor gradient."""
     calls = []

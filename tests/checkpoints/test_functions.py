@@ -74,6 +74,9 @@ VECTORS = {
     "choice": lambda p, x: x[:, jnp.array([2, 0, 0])] * x[:, 1:],
     "padding": lambda p, x: jnp.pad(x, ((0, 0), (1, 1)), constant_values=2.0) @ p["b"],
     "means": lambda p, x: (x - x.mean(-1, keepdims=True)) @ p["a"],
+    "products": lambda p, x: (x @ p["a"]).reshape(-1, 2, 3).prod(1) @ p["s"][:3],
+    "products up to each place": lambda p, x: jnp.cumprod(x, -1) @ p["a"],
+    "products from each place": lambda p, x: jax.lax.cumprod(x @ p["a"][:, :3], 1, reverse=True),
     "sums": lambda p, x: jnp.cumsum(x, -1) * x.sum(-1, keepdims=True),
     "a scan": turns,
     "a loop": loop,
@@ -235,6 +238,8 @@ def test_modules_of_equinox_and_flax(rng):
 REFUSED = {
     "softmax": (lambda p, x: jax.nn.softmax(x), "the largest of several values"),
     "a norm": (lambda p, x: x / jnp.linalg.norm(x, axis=-1, keepdims=True), "sqrt|div"),
+    "a product of a batch": (lambda p, x: x * x.prod(0), "depends on the batch around it"),
+    "many factors": (lambda p, x: (x @ jnp.ones((4, 9))).prod(-1, keepdims=True), "reduce_prod"),
     "a batch": (lambda p, x: x - x.mean(0), "depends on the batch around it"),
     "the size of a batch": (lambda p, x: x @ p["a"] / len(x), "depends on the batch around it"),
     "a power by the size of a batch": (lambda p, x: (x @ p["a"]) ** len(x), "pow with"),

@@ -580,6 +580,10 @@ def threshold(m):
     return 0.1 + m.height.abs()
 
 
+def jump_of(u, m):
+    return u * (u > threshold(m)).to(u)
+
+
 CODES = {"encoder": (4, 6), "decoder": (6, 4), "centre": (4,), "shift": (6,), "height": (6,)}
 ACTIVATED = {  # functions of the hidden units of an autoencoder of plain parameters; what they are
     "relu": (lambda m, u: functional.relu(u), "relu"),
@@ -588,6 +592,9 @@ ACTIVATED = {  # functions of the hidden units of an autoencoder of plain parame
     "jump": (lambda m, u: u * (u > threshold(m)), "jump_relu(1.0)"),
     "jump of relu": (lambda m, u: (u > threshold(m)) * functional.relu(u), "jump_relu(1.0)"),
     "jump by where": (lambda m, u: torch.where(u > threshold(m), u, 0.0), "jump_relu(1.0)"),
+    "relu of jump": (lambda m, u: functional.relu(u * (u > threshold(m))), "jump_relu(1.0)"),
+    "jump by the step of relu": (lambda m, u: jump_of(functional.relu(u), m), "jump_relu(1.0)"),
+    "step of relu": (lambda m, u: (functional.relu(u) > threshold(m)).double(), "step"),
     "equal thresholds": (lambda m, u: u * (u > 0.3 + 0 * m.height), "jump_relu(1.0)"),
     "glu": (lambda m, u: functional.silu(u) * (u - m.height), "silu"),
     "glu of a line": (lambda m, u: (u + functional.silu(u)) * (u - m.height), "silu + 1.0 u"),
@@ -595,7 +602,15 @@ ACTIVATED = {  # functions of the hidden units of an autoencoder of plain parame
 }
 
 
-QUICK = ("relu", "jump of relu", "equal thresholds", "glu", "one gate of all")
+QUICK = (
+    "relu",
+    "jump of relu",
+    "relu of jump",
+    "jump by the step of relu",
+    "equal thresholds",
+    "glu",
+    "one gate of all",
+)
 
 
 @pytest.mark.parametrize(
@@ -608,6 +623,26 @@ def test_hidden_units_of_plain_parameters_have_their_activation(name):
     model = tnsim.from_module(module, inputs=torch.zeros(3, 4))
     (layer,) = model.layers
     assert (type(layer), layer.activation.name, layer.rank) == (tnsim.Gated, activation, 6)
+    x = 3 * np.random.default_rng(0).normal(size=(50, 4))
+    with torch.no_grad():
+        assert_close(model(x), module(torch.as_tensor(x)).numpy(), scale=LARGEST)
+
+
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        lambda m, u: (functional.relu(u) > m.height).double(),
+        lambda m, u: functional.relu(m.height * functional.relu(u)),
+        lambda m, u: functional.relu(functional.relu(u) - threshold(m)),
+    ],
+    ids=["a negative threshold", "a negative multiple", "a shift"],
+)
+def test_what_relu_does_not_leave_as_it_is_takes_a_layer_of_its_own(hidden):
+    module = Module(lambda m, x: coded(m, x, lambda u: hidden(m, u)), **CODES).double()
+    with torch.no_grad():
+        module.height.copy_(torch.linspace(-0.5, 0.6, 6))
+    model = tnsim.from_module(module, inputs=torch.zeros(3, 4))
+    assert len(model.layers) > 1
     x = 3 * np.random.default_rng(0).normal(size=(50, 4))
     with torch.no_grad():
         assert_close(model(x), module(torch.as_tensor(x)).numpy(), scale=LARGEST)

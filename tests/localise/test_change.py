@@ -352,6 +352,10 @@ def test_what_is_no_change_is_refused_in_one_line(rng):
             a, b, of="size"
         ),
         "the same function: there is no change to split": lambda: tnsim.change(a, a),
+        "linear layers alone, .*: ends=True makes components of them": lambda: tnsim.change(
+            tnsim.Model([tnsim.Linear(np.eye(3)), *a.layers]),
+            tnsim.Model([tnsim.Linear(2 * np.eye(3)), *a.layers]),
+        ),
         "have 4 and 3 layers": lambda: tnsim.change(a, cubic),
         "widths of the output, 4 and 5: the streams have different bases": lambda: tnsim.change(
             a, wide

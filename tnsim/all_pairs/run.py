@@ -26,7 +26,7 @@ from tnsim.checkpoints.given import check_chooses, given_models, is_path_or_path
 from tnsim.checkpoints.load import Series
 from tnsim.circuits.parts import PartSeries, SeriesParts
 from tnsim.compare.estimates import Estimate
-from tnsim.compare.request import estimated, may_estimate
+from tnsim.compare.request import estimated, may_estimate, shape_of
 from tnsim.engine import precision
 from tnsim.engine.budget import Budget
 from tnsim.engine.ir.dtypes import dtype_name
@@ -329,12 +329,12 @@ def _given(
     inputs = output = None
     if isinstance(metric, Empirical):
         inputs, output = metric.inputs, metric.output
-    runs = may_estimate(metric)
-    first, second = given_models(models, n_ctx, inputs, dialect, output, runs), None
+    runs, shape = may_estimate(metric), shape_of(metric)
+    first, second = given_models(models, n_ctx, inputs, dialect, output, runs, shape), None
     if other is not None:
         # A dialect for the files of one side says nothing about models on the other.
         of_paths = dialect if is_path_or_paths(other) else None
-        second = given_models(other, n_ctx, inputs, of_paths, output, runs)
+        second = given_models(other, n_ctx, inputs, of_paths, output, runs, shape)
     # Checkpoints of a series are models; they are read one by one, see `preparation.prepared`.
     sides = [list(side.values()) if isinstance(side, Mapping) else side for side in (first, second)]
     at_hand = [model for side in sides if isinstance(side, list) for model in side]

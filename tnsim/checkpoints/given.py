@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from tnsim.errors import CheckpointError, ModelError, TnsimError, UnsupportedLayer
 from tnsim.models.functions import is_function, with_output
@@ -30,6 +32,7 @@ def given_model(
     inputs: Any = None,
     output: str | int | None = None,
     runs: bool = False,
+    shape: Sequence[int] = (),
 ) -> Any:
     """A model, a module or a path as the thing that is compared.
 
@@ -42,6 +45,8 @@ def given_model(
         output: Name or place of the output of functions with several, where these run on inputs.
         runs: Whether a module that cannot be read as a model is compared by its outputs, as a
             function.
+        shape: Shape of an input of a module, (d,) or (positions, d), where the metric or the other
+            side says it.
 
     Returns:
         A model or a combination, with weights in NumPy unless they are traced; a plain function,
@@ -60,14 +65,17 @@ def given_model(
     if isinstance(given, str | os.PathLike):
         given = read_model(given, n_ctx, inputs is not None)
     elif inputs is None and is_module(given):
-        from tnsim.checkpoints.modules import from_module
+        from tnsim.checkpoints.modules import compared_module
 
+        if n_ctx is None and len(shape) > 1:
+            n_ctx = shape[0]
+        width = shape[-1] if shape else None
         try:
-            given = from_module(given, n_ctx=n_ctx)
+            given = compared_module(given, n_ctx, width)
         except UnsupportedLayer as refusal:
             if not runs:
                 raise
-            _check_can_run(given, n_ctx, refusal)
+            _check_can_run(given, n_ctx, refusal, width)
     if not isinstance(given, AnyModel):
         # Plain functions and foreign objects are judged by the comparison itself.
         return with_output(given, output)
@@ -85,6 +93,7 @@ def given_models(
     dialect: Any = None,
     output: str | int | None = None,
     runs: bool = False,
+    shape: Sequence[int] = (),
 ) -> Any:
     """Models, modules or paths as the many models that are compared.
 
@@ -97,6 +106,7 @@ def given_models(
             on the inputs as copies of the module.
         output: Name or place of an output, as for `given_model`.
         runs: Whether modules that cannot be read as models are compared by their outputs.
+        shape: Shape of an input of modules, as for `given_model`.
 
     Returns:
         A `Series` of paths, else a mapping or a list of models and functions.
@@ -123,17 +133,21 @@ def given_models(
         # Files of a dialect have a single output, state dicts of a module those of the module.
         chosen = output if is_module(dialect) else None
         as_functions = is_module(dialect) and (runs or inputs is not None)
+        told = is_module(dialect) and inputs is None and len(shape) > 0
+        n_ctx = shape[0] if told and n_ctx is None and len(shape) > 1 else n_ctx
+        example = _example_of_width(dialect, n_ctx, shape[-1]) if told else None
         try:
             if as_functions:
                 from tnsim.checkpoints.modules import from_module
 
-                from_module(dialect, n_ctx=n_ctx, output=chosen)  # norms are refused here too
-            series = Series(models, dialect, n_ctx, output=chosen)
+                # Norms are refused here too.
+                from_module(dialect, n_ctx=n_ctx, inputs=example, output=chosen)
+            series = Series(models, dialect, n_ctx, inputs=example, output=chosen)
         except (UnsupportedLayer, ModelError) as refused:
             if not as_functions:
                 raise
             if inputs is None:
-                _check_can_run(dialect, n_ctx, refused)
+                _check_can_run(dialect, n_ctx, refused, shape[-1] if shape else None)
             log.info("the files run as modules on the inputs, since %s", refused)
             each = modules_of(models, dialect)
             return {label: with_output(module, output) for label, module in each.items()}
@@ -148,11 +162,11 @@ def given_models(
         return _at_length(models, n_ctx, inputs)
     if isinstance(models, Mapping):
         return {
-            label: given_model(model, n_ctx, inputs, output, runs)
+            label: given_model(model, n_ctx, inputs, output, runs, shape)
             for label, model in models.items()
         }
     if isinstance(models, list):
-        return [given_model(model, n_ctx, inputs, output, runs) for model in models]
+        return [given_model(model, n_ctx, inputs, output, runs, shape) for model in models]
     return models
 
 
@@ -242,12 +256,28 @@ def is_module(given: Any) -> bool:
     return is_function(given) and hasattr(given, "named_parameters")
 
 
-def _check_can_run(module: Any, n_ctx: int | None, refusal: TnsimError) -> None:
+def _example_of_width(module: Any, n_ctx: int | None, width: int) -> Any:
+    """An example of vectors of a width, where the module alone does not say that it reads them."""
+    from tnsim.checkpoints.module_examples import shape_of_inputs
+
+    for known in (None, width):
+        try:
+            shape = shape_of_inputs(module, n_ctx, known)
+        except ModelError as refused:
+            log.debug("%s: %s", type(module).__name__, refused)
+            continue
+        return None if known is None else np.zeros((1, *shape))
+    return None
+
+
+def _check_can_run(
+    module: Any, n_ctx: int | None, refusal: TnsimError, width: int | None = None
+) -> None:
     """Raise the refusal to read a module, if nothing says which inputs the module takes."""
     from tnsim.checkpoints.module_examples import AN_EXAMPLE, shape_of_inputs
 
     try:
-        shape_of_inputs(module, n_ctx)
+        shape_of_inputs(module, n_ctx, width)
     except ModelError as unknown:
         said = str(unknown)
         if AN_EXAMPLE in str(refusal):  # the same advice

@@ -15,7 +15,8 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from functools import partial, reduce
+from itertools import accumulate
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -30,6 +31,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.utils._pytree import tree_leaves
 
 from tnsim.checkpoints import batches
+from tnsim.checkpoints.curves import MOST_POWERS
 from tnsim.checkpoints.module_examples import join
 from tnsim.checkpoints.operations import Graph, Operation, is_turned_parameter
 from tnsim.errors import TnsimError, UnsupportedLayer
@@ -49,7 +51,7 @@ _BATCH_NORMS = (
     "_native_batch_norm_legit",
     "_native_batch_norm_legit_no_training",
 )
-_DECOMPOSED = ("addcmul", "addcdiv", "addmv", "addr", "index_add", "square")
+_DECOMPOSED = ("addcmul", "addcdiv", "addmv", "addr", "glu", "index_add", "linalg_cross", "square")
 
 
 class TorchLibrary:
@@ -330,6 +332,9 @@ def _traced(
             smaller: Any = get_decompositions(names) | {
                 torch.ops.aten.lerp.Tensor: _lerp,
                 torch.ops.aten.copy.default: _copy,
+                torch.ops.aten.prod.dim_int: _prod,
+                torch.ops.aten.cumprod.default: _cumprod,
+                torch.ops.aten._prelu_kernel.default: _prelu,
             }
             traced = make_fx(run, decomposition_table=smaller)(state, example)
     except TnsimError:
@@ -384,6 +389,29 @@ def _copy(into: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) 
     if into.dtype != source.dtype:
         return NotImplemented
     return source.expand(into.shape)
+
+
+def _prod(x: torch.Tensor, axis: int, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    """The product along an axis, factor by factor, of so few factors that it has a layer."""
+    if dtype not in (None, x.dtype) or not 1 <= x.shape[axis] <= MOST_POWERS:
+        return NotImplemented
+    found = reduce(torch.mul, x.unbind(axis))
+    return found.unsqueeze(axis) if keepdim else found
+
+
+def _cumprod(x: torch.Tensor, axis: int, *, dtype: Any = None) -> Any:
+    """The products along an axis up to each place, as for `_prod`."""
+    if dtype not in (None, x.dtype) or not 1 <= x.shape[axis] <= MOST_POWERS:
+        return NotImplemented
+    return torch.stack(list(accumulate(x.unbind(axis), torch.mul)), axis)
+
+
+def _prelu(x: torch.Tensor, slope: torch.Tensor) -> Any:
+    """ReLU of slopes that differ from unit to unit, as a line beside ReLU.
+
+    A single slope stays as it is: with it the function is one known curve of every entry.
+    """
+    return NotImplemented if slope.numel() == 1 else slope * x + (1 - slope) * x.relu()
 
 
 def _mutates(traced: torch.fx.GraphModule) -> bool:
@@ -498,6 +526,8 @@ def _name(node: torch.fx.Node) -> str:
         return "batch_norm"
     if node.kwargs.get("rounding_mode") is not None:
         return f"{name} with rounding_mode={node.kwargs['rounding_mode']!r}"
+    if name == "scatter" and "reduce" in node.kwargs:
+        return "scatter with reduce"
     return _PLAIN.get(name, name)
 
 

@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from functools import reduce
+from itertools import accumulate, pairwise
 from typing import Any
 
 import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
+from tnsim.checkpoints.curves import MOST_POWERS
 from tnsim.checkpoints.entrywise import FUNCTIONS, is_entrywise
 from tnsim.checkpoints.operations import Graph, Operation, is_affine, is_turned_parameter
 from tnsim.errors import UnsupportedLayer
@@ -387,6 +389,27 @@ class _Writer:
     def _reduce_sum(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
         axes = tuple(eqn.params["axes"])
         return self.add("sum", [given[0], axes], shape, lambda x, axes: np.sum(x, axes))
+
+    def _reduce_prod(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
+        """The product along an axis, factor by factor, of so few factors that it has a layer."""
+        x, axes = given[0], eqn.params["axes"]
+        if len(axes) != 1 or not 1 <= self.shapes[x][axes[0]] <= MOST_POWERS:
+            return self.add("reduce_prod", given, shape, lambda x: _results(eqn, [x])[0])
+        factors = [self._viewed(one, shape) for one in self._places(x, axes[0])]
+        return reduce(lambda u, v: self._entrywise("mul", [u, v], shape), factors)
+
+    def _cumprod(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
+        x, axis, turn = given[0], eqn.params["axis"], -1 if eqn.params["reverse"] else 1
+        if not 1 <= shape[axis] <= MOST_POWERS:
+            return self.add("lax.cumprod", given, shape, lambda x: _results(eqn, [x])[0])
+        factors = self._places(x, axis)[::turn]
+        one = self.shapes[factors[0]]
+        products = accumulate(factors, lambda u, v: self._entrywise("mul", [u, v], one))
+        return self.add("cat", [list(products)[::turn], axis], shape, np.concatenate)
+
+    def _places(self, x: Any, axis: int) -> list[Any]:
+        """The entries at each place of an axis, which is kept."""
+        return [self._sliced(x, axis, n, n + 1) for n in range(self.shapes[x][axis])]
 
     def _gather(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
         operand, places = given

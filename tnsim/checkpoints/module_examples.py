@@ -15,7 +15,7 @@ import numpy as np
 from tnsim.checkpoints.module_calls import array, copy_of, require_torch
 from tnsim.checkpoints.norms import Normed
 from tnsim.errors import ModelError, in_one_line
-from tnsim.models.functions import batch_of_inputs, check_one_input, tensor_of
+from tnsim.models.functions import array_of, batch_of_inputs, check_one_input, tensor_of
 
 if TYPE_CHECKING:
     from tnsim.checkpoints.batches import Beside
@@ -100,13 +100,18 @@ def in_float64(torch: Any) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def example_inputs(module: Any, inputs: Any, n_ctx: int | None) -> Any:
+def example_inputs(module: Any, inputs: Any, n_ctx: int | None, width: int | None = None) -> Any:
     """Inputs that the module takes: the given inputs, else the first guess on which it runs.
+
+    A guess has to give an output for every input; and a batch of vectors that the module puts
+    together, as attention does, gives way to sequences of such vectors.
 
     Args:
         module: The module in float64.
         inputs: Inputs that the user gave, or None.
         n_ctx: Length of sequences, or None.
+        width: Entries of a vector, as what the module is compared with says; None where nothing
+            does.
 
     Returns:
         A tensor of vectors, float64, or of token numbers.
@@ -124,36 +129,38 @@ def example_inputs(module: Any, inputs: Any, n_ctx: int | None) -> Any:
             return example.double()
         return example if example.is_complex() or example.dtype == torch.bool else example.long()
     # The last refusal is told where no guess fits.
-    error: Exception | None = None
-    for example in _guessed_inputs(module, n_ctx):
-        error = _refusal_of(module, example)
-        if error is None:
-            return example
+    found, error = _first_taken(module, _guessed_inputs(module, n_ctx, width))
+    if found is not None:
+        return found
     # Modules of parameters alone do not say which axis reads the input.
-    widths = sorted({size for parameter in module.parameters() for size in parameter.shape})
-    batch = (SAMPLES,) if n_ctx is None else (SAMPLES, n_ctx)
-    vectors = [torch.ones(*batch, width, dtype=torch.float64) for width in widths]
+    tensors = (*module.parameters(), *module.buffers())
+    widths = sorted({size for tensor in tensors for size in tensor.shape if size})
+    each = [_first_taken(module, _of_width(size, n_ctx))[0] for size in widths]
+    fits = [example for example in each if example is not None]
+    vectors = [example for example in fits if example.ndim == 2 or n_ctx is not None]
     # A single width that fits is the input; several would be a guess.
-    taken = [example for example in vectors if not _refusal_of(module, example)]
+    taken = vectors or fits
     if len(taken) == 1:
         return taken[0]
-    if taken:
-        fits = ", ".join(str(example.shape[-1]) for example in taken)
-        raise ModelError(f"the module takes vectors of {fits} entries: give inputs=, {AN_EXAMPLE}")
+    if vectors:
+        sizes = ", ".join(str(example.shape[-1]) for example in vectors)
+        raise ModelError(f"the module takes vectors of {sizes} entries: give inputs=, {AN_EXAMPLE}")
     if error is not None:
         check_one_input(module, error)
     last = "" if error is None else f" (the last try: {in_one_line(error)})"
     raise ModelError(
-        f"no inputs were found that the module takes; give inputs=, {AN_EXAMPLE}{last}"
+        f"no inputs were found that the module takes; give inputs=, {AN_EXAMPLE}; or a metric that "
+        f"says how many numbers it reads, tnsim.Gaussian(mean=np.zeros(d)){last}"
     ) from error
 
 
-def shape_of_inputs(module: Any, n_ctx: int | None) -> tuple[int, ...]:
+def shape_of_inputs(module: Any, n_ctx: int | None, width: int | None = None) -> tuple[int, ...]:
     """The shape of a single input of a module that reads vectors.
 
     Args:
         module: Module of PyTorch, in any precision.
         n_ctx: Length of sequences, None for vectors.
+        width: Entries of a vector, as for `example_inputs`.
 
     Returns:
         The shape (d,), or (n_ctx, d).
@@ -169,7 +176,7 @@ def shape_of_inputs(module: Any, n_ctx: int | None) -> tuple[int, ...]:
     torch = require_torch()
     with torch.no_grad():
         double = copy_of(module).double().eval()
-        example = example_inputs(double, None, n_ctx)
+        example = example_inputs(double, None, n_ctx, width)
     name = type(module).__name__
     if not example.is_floating_point():
         raise ModelError(
@@ -187,30 +194,70 @@ def shape_of_inputs(module: Any, n_ctx: int | None) -> tuple[int, ...]:
 def _refusal_of(module: Any, example: Any) -> Exception | None:
     """The error of a forward pass, or None where the module takes the inputs."""
     try:
-        module(example)
+        outputs = module(example)
     except ModelError:  # of outputs: no input gives the output that was asked for
         raise
     except Exception as failed:  # whatever a forward pass raises on inputs that it cannot take
         return failed
+    shape = tuple(getattr(outputs, "shape", (len(example),)))
+    if shape[:1] != (len(example),):
+        return ModelError(f"outputs of shape {shape} for {len(example)} inputs")
     return None
 
 
-def _guessed_inputs(module: Any, n_ctx: int | None) -> Iterable[Any]:
+def _joins(module: Any, example: Any) -> bool:
+    """Whether a module gives other outputs for vectors where others stand in their batch."""
+    if not example.is_floating_point() or example.ndim != 2:
+        return False
+    try:
+        together, alone = array_of(module(example))[-2:], array_of(module(example[-2:]))
+    except Exception:  # of outputs that are no array, or of code that counts its inputs
+        return True
+    if together.shape != alone.shape:
+        return True
+    return bool((together - alone).abs().max() > 1e-6 * alone.abs().max())
+
+
+def _first_taken(module: Any, guesses: Iterable[Any]) -> tuple[Any, Exception | None]:
+    """The first guess that a module takes, and the last refusal before it.
+
+    One of which the module puts inputs together gives way to a later one.
+    """
+    joined, error = None, None
+    for example in guesses:
+        error = _refusal_of(module, example)
+        if error is None and not _joins(module, example):
+            return example, None
+        if error is None and joined is None:
+            joined = example
+    return joined, error
+
+
+def _of_width(size: int, n_ctx: int | None) -> Iterator[Any]:
+    """Vectors and sequences of so many coordinates."""
+    torch = require_torch()
+    rng = torch.Generator().manual_seed(0)
+    # Vectors first: most modules take a batch of either form.
+    if n_ctx is None:
+        yield torch.randn((SAMPLES, size), generator=rng, dtype=torch.float64)
+    shape = (SAMPLES, n_ctx or POSITIONS, size)
+    yield torch.randn(shape, generator=rng, dtype=torch.float64)
+
+
+def _guessed_inputs(module: Any, n_ctx: int | None, width: int | None) -> Iterable[Any]:
     torch = require_torch()
     rng = torch.Generator().manual_seed(0)
     shape = (SAMPLES, n_ctx or POSITIONS)
     readers = [leaf for _, leaf in leaves_of(module, ()) if kind(leaf) in ("Embedding", "Linear")]
+    if width is not None:
+        yield from _of_width(width, n_ctx)
     # The leaf that was made first mostly reads the input; an embedding made later may do so too.
     later = [leaf for leaf in readers[1:] if kind(leaf) == "Embedding"]
     for leaf in (*readers[:1], *later):
         if kind(leaf) == "Embedding":
             yield torch.randint(leaf.num_embeddings, shape, generator=rng)
-            continue
-        # Vectors first: most modules take a batch of either form.
-        if n_ctx is None:
-            vectors = (SAMPLES, leaf.in_features)
-            yield torch.randn(vectors, generator=rng, dtype=torch.float64)
-        yield torch.randn((*shape, leaf.in_features), generator=rng, dtype=torch.float64)
+        else:
+            yield from _of_width(leaf.in_features, n_ctx)
 
 
 def forward_error(module: Any, layers: Sequence[Normed], example: Any) -> float:

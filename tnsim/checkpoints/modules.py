@@ -129,6 +129,30 @@ def from_module(
     return assembled(reading.layers, norm_inputs, n_ctx, reading.origin())
 
 
+def compared_module(module: Any, n_ctx: int | None, width: int | None) -> Model:
+    """The model of a module beside something that says how many numbers the module reads.
+
+    Args:
+        module: An `nn.Module`, as for `from_module`.
+        n_ctx: Length of sequences.
+        width: Entries of a vector, None where nothing says so.
+
+    Raises:
+        UnsupportedLayer, ModelError, TooLarge, MissingExtra: Raised as by `from_module`.
+
+    Example:
+        >>> import torch
+        >>> halves = torch.nn.Bilinear(3, 3, 1)
+        >>> halves.forward = lambda x: torch.nn.functional.bilinear(
+        ...     x[:, :3], x[:, 3:], halves.weight, halves.bias
+        ... )
+        >>> compared_module(halves, None, 6).d_in
+        6
+    """
+    reading = recognised(merged_module(module), None, n_ctx, None, width=width)
+    return assembled(reading.layers, None, n_ctx, reading.origin())
+
+
 @dataclass(frozen=True, eq=False)
 class StatesOf:
     """The state dicts of a module, in the place of a dialect.
@@ -324,6 +348,7 @@ def recognised(
     inputs: Any,
     output: str | int | None = None,
     first: Any = None,
+    width: int | None = None,
 ) -> Recognised:
     """The layers of a module, compared with the module's own forward pass.
 
@@ -334,6 +359,7 @@ def recognised(
         inputs: An example of the module's argument.
         output: Name of the output that counts, or its place in a tuple.
         first: The module of which the module is a copy with other weights.
+        width: Entries of a vector that the module reads, where what it is compared with says so.
 
     Returns:
         The layers of the module.
@@ -364,7 +390,7 @@ def recognised(
     # Compiled code of blocks reads addresses, which the inputs of a trace do not have.
     with torch.compiler.set_stance("force_eager"), torch.no_grad(), in_float64(torch):
         try:
-            example = example_inputs(double, inputs, n_ctx)
+            example = example_inputs(double, inputs, n_ctx, width)
         except ModelError:
             if output is None:
                 _check_describable(module, tuple(declared), False)  # which says more
@@ -431,10 +457,17 @@ def _first_reading(asked: _Asked, example: Any) -> Recognised:
     if OWN_ACTIVATION not in str(refused):
         _check_describable(module, tuple(asked.declared), inputs is not None)
     if not isinstance(refused, UnsupportedLayer):
+        if inputs is None and isinstance(refused, ModelError):
+            shape = ", ".join(map(str, example.shape[1:]))
+            raise type(refused)(
+                f"{refused}. Inputs of shape (n, {shape}) were guessed: where the module reads "
+                f"others, give inputs=, {AN_EXAMPLE}"
+            ) from refused
         raise refused
     said = f"{refused}. {_advice(module, example)}"
-    if n_ctx is not None and example.is_floating_point() and _is_whole_sequence(asked, example):
-        said = f"{said}. Of a whole sequence it is a polynomial: {_of_whole_sequences(example)}"
+    of_length = n_ctx is not None or (inputs is None and example.ndim > 2)
+    if of_length and example.is_floating_point() and _is_whole_sequence(asked, example):
+        said = f"{said}. Of a whole sequence it is a model: {_of_whole_sequences(example)}"
     raise type(refused)(said) from refused
 
 

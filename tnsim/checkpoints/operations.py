@@ -23,12 +23,13 @@ import numpy as np
 
 AXES = frozenset(
     (
-        *("alias", "as_strided", "at_set", "broadcast", "cat", "clone", "constant_pad_nd"),
-        *("contiguous", "copy", "detach", "diagonal", "dynamic_update", "embedding", "expand"),
-        *("fill", "flip", "gather", "index", "index_fill", "index_select", "lift_fresh"),
-        *("masked_fill", "movedim", "narrow", "pad", "permute", "pixel_shuffle"),
-        *("pixel_unshuffle", "reflection_pad1d", "reflection_pad2d", "repeat"),
-        *("replication_pad1d", "replication_pad2d", "reshape", "roll", "select"),
+        *("alias", "as_strided", "at_set", "block_diag", "broadcast", "cat", "channel_shuffle"),
+        *("clone", "constant_pad_nd", "contiguous", "copy", "detach", "diag_embed", "diagonal"),
+        *("dynamic_update", "embedding", "expand", "fill", "flip", "gather", "index"),
+        *("index_fill", "index_select", "lift_fresh", "masked_fill", "movedim", "narrow", "pad"),
+        *("permute", "pixel_shuffle", "pixel_unshuffle", "reflection_pad1d"),
+        *("reflection_pad2d", "repeat", "replication_pad1d", "replication_pad2d", "reshape"),
+        *("roll", "rot90", "scatter", "select"),
         *("select_scatter", "slice", "slice_scatter", "split", "split_with_sizes", "squeeze"),
         *("stack", "swapaxes", "t", "to", "transpose", "tril", "triu", "unbind", "unfold"),
         *("unsqueeze", "view", "where"),
@@ -39,9 +40,11 @@ AXES = frozenset(
 SUMS = frozenset(
     (
         *("_adaptive_avg_pool1d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "add", "at_add"),
-        *("avg_pool1d", "avg_pool2d", "avg_pool3d", "batch_norm", "convolution", "cumsum", "div"),
-        *("im2col", "lerp", "mean", "neg", "rsub", "sub", "sum", "upsample_bilinear2d"),
-        *("upsample_nearest1d", "upsample_nearest2d", "window_sum"),
+        *("avg_pool1d", "avg_pool2d", "avg_pool3d", "batch_norm", "col2im", "convolution"),
+        *("cumsum", "div", "im2col", "index_put", "lerp", "mean", "neg", "rsub", "scatter_add"),
+        *("sub", "sum", "trace", "upsample_bilinear2d", "upsample_linear1d"),
+        *("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d"),
+        *("upsample_trilinear3d", "window_sum"),
     )
 )
 """Operations that add entries up, with weights that do not depend on the input."""
@@ -54,7 +57,7 @@ FIRST_ALONE = frozenset(
 )
 """Operations that are affine in their first argument alone."""
 
-CHOOSING = {"where": 0, "masked_fill": 1}
+CHOOSING = {"where": 0, "masked_fill": 1, "index_put": 1, "scatter": 2, "scatter_add": 2}
 """Places of arguments that say which entries of others are taken, where the others may depend on
 the input."""
 
@@ -77,8 +80,10 @@ KEEP_ORDER = frozenset(
 _ADDED: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("add", "sub", "rsub", "lerp", "copy", "pad", "dynamic_update"), (0, 1)),
     **dict.fromkeys(("select_scatter", "slice_scatter", "at_set", "at_add"), (0, 1)),
-    **dict.fromkeys(("addmm", "baddbmm", "cat", "stack"), (0,)),
+    **dict.fromkeys(("scatter", "scatter_add"), (0, 3)),
+    **dict.fromkeys(("addmm", "baddbmm", "block_diag", "cat", "stack"), (0,)),
     **dict.fromkeys(("masked_fill", "convolution", "constant_pad_nd"), (2,)),
+    "index_put": (0, 2),
     "where": (1, 2),
     "index_fill": (3,),
     "batch_norm": (2, 3),

@@ -43,6 +43,7 @@ from tnsim.checkpoints.unit_layers import Layout, NoLayerError, Stack, multiple_
 from tnsim.errors import OWN_ACTIVATION, UnsupportedLayer, in_one_line
 from tnsim.models.layers import Linear, Residual, with_widths
 
+_RELU = activation("relu")
 SLICES = frozenset(["split", "split_with_sizes", "slice", "select", "getitem", "unbind", "chunk"])
 
 
@@ -304,9 +305,19 @@ class _Trace:
         live = self._live_values()
         if list(live) != [(one, None)] or not isinstance(live[one, None], Value):
             return
+        if self._meets_relu_or_step(one):
+            return
         whole = self._is_whole(one)
         if self.stack.ends_layer(live[one, None], whole):
             self._settle(one, is_whole=whole)
+
+    def _meets_relu_or_step(self, one: Operation) -> bool:
+        """Whether ReLU or a step of units follows that need no layer of their own for it."""
+        readers = [reader for reader in self.readers[one] if reader is not None]
+        parts = (self.parts[reader].what for reader in readers if reader in self.parts)
+        follows = any(isinstance(what, Curve) and what.function == _RELU for what in parts)
+        follows = follows or any(reader.name == "gt" for reader in readers)
+        return follows and self.stack.stays_under_relu(self.values[one])
 
     def _is_whole(self, one: Operation) -> bool:
         """Whether a value is a linear layer as the user wrote it, and no factor of a product."""
@@ -516,9 +527,13 @@ class _Trace:
         known = self.values[threshold] if isinstance(threshold, Operation) else threshold
         if one.name != "gt":
             raise self._refusal(one)
-        value = self._affine_value(argument)
+        value = self._checked_value(argument)
         # Thresholds may broadcast the argument to a larger shape.
-        grown = value.expanded((value.constant - known).shape)
+        shape = (value.constant - known).shape
+        found = self.stack.step_of_relu(value.expanded(shape), value.constant * 0 + known)
+        if found is not None:
+            return found
+        grown = self._affine_value(argument).expanded(shape)
         return self.stack.activated(grown.shifted(-known), activation("step"))
 
     def _normed_value(self, one: Operation, start: Operation, norm: Norm) -> Any:
@@ -582,6 +597,9 @@ class _Trace:
         """An activation of a value, of every entry alone, or a polynomial."""
         if curve.is_polynomial:
             return self._powers(start, _coefficients(curve))
+        is_relu = curve.function == _RELU and curve.scale > 0 and curve.shift == 0
+        if is_relu and self.stack.stays_under_relu(value := self._checked_value(start)):
+            return value.times(curve.scale * curve.factor).shifted(curve.offset)
         inner = self._affine_value(start).times(curve.scale).shifted(curve.shift)
         result = self.stack.activated(inner, curve.function).times(curve.factor)
         return result.shifted(curve.offset)
@@ -681,4 +699,6 @@ def _reason(name: str) -> str:
         return "the largest of several values"
     if name in ("gather", "index", "index_select", "embedding"):
         return "which takes entries by numbers that depend on the input"
+    if name in ("scatter", "scatter_add", "index_put"):
+        return "which puts entries at places that depend on the input"
     return ""

@@ -408,6 +408,35 @@ class Stack:
         at = indices(self.library, layout.index)
         return activated.mapped(lambda x: x * height[at].reshape(shape))
 
+    def stays_under_relu(self, value: Value) -> bool:
+        """Whether ReLU leaves a value as it is: positive multiples of ReLU or of JumpReLU."""
+        made = self._units(value) if self.units_in(value) else None
+        if made is None or made.function is None or len(made.factors) != 1:
+            return False
+        is_positive = made.size is None or bool((made.size > 0).all())
+        return is_positive and made.function in (activation("relu"), jump_relu(1.0))
+
+    def step_of_relu(self, value: Value, thresholds: Any) -> Value | None:
+        """1 where ReLU is above thresholds that are not negative, as its argument is there too.
+
+        Args:
+            value: An array of the shape of the result.
+            thresholds: Numbers that broadcast to it.
+
+        Returns:
+            The units; None where the value is no ReLU, or a threshold is negative.
+        """
+        made = self._units(value) if self.units_in(value) else None
+        if made is None or made.size is not None or made.function != activation("relu"):
+            return None
+        if len(made.factors) != 1 or bool((thresholds < 0).any()):
+            return None
+        (weight, bias), layout = made.factors[0], self.layout(value)
+        shift = self.vector(value.constant - thresholds, layout)
+        factors = ((weight, bias + shift),)
+        step = activation("step")
+        return self.new_block(value.shape, layout, made.reads, factors=factors, function=step)
+
     def _common_source(self, one: Units, two: Units) -> int:
         """The source that both of two factors read."""
         if one.reads != two.reads:

@@ -152,10 +152,35 @@ def comparables(
     inputs = output = None
     if isinstance(metric, Empirical):
         inputs, output = metric.inputs, metric.output
-    first = given_model(a, n_ctx, inputs, output, runs)
-    both = first, first if b is a else given_model(b, n_ctx, inputs, output, runs)
+    first = given_model(a, n_ctx, inputs, output, runs, shape_of(metric, a, b))
+    shape = shape_of(metric, first, b)
+    both = first, first if b is a else given_model(b, n_ctx, inputs, output, runs, shape)
     check_chooses(output, both)
     return both
+
+
+def shape_of(metric: Any, *given: Any) -> tuple[int, ...]:
+    """The shape of an input as a metric weighs it, or the width that a model reads.
+
+    Args:
+        metric: Metric of a comparison.
+        given: What is compared.
+
+    Returns:
+        The shape (d,) or (positions, d); () where neither the moments of the metric nor a model
+        say it.
+
+    Example:
+        >>> shape_of(Gaussian(mean=np.zeros((2, 3)))), shape_of(Gaussian())
+        ((2, 3), ())
+    """
+    mean, cov = (getattr(metric, name, None) for name in ("mean", "cov"))
+    if mean is not None and np.ndim(mean):
+        return tuple(np.shape(mean))
+    if cov is not None and np.ndim(cov):
+        return tuple(np.shape(cov)[-1:])
+    models = [part for one in given if isinstance(one, AnyModel) for _, part in terms(one)]
+    return (models[0].d_in,) if models else ()
 
 
 def with_metric(a: Any, b: Any, metric: Metric | str, n_ctx: int | None) -> tuple[Any, Any, Metric]:

@@ -115,7 +115,12 @@ class FunctionsExchanged(NamedTuple):
         exact_nodes(self.switched.degree)  # refused before anything is computed
         total = self.setting.measure(self.a, self.b, of)
         if total <= 0:
-            raise Unchanged("the models are the same function: there is no change to split")
+            if self.a is self.given or self.setting.measure(self.given, self.b, of) <= 0:
+                raise Unchanged("the models are the same function: there is no change to split")
+            raise Unchanged(
+                "the models differ in linear layers alone, which are no components by themselves: "
+                "ends=True makes components of them"
+            )
         # Shares are relative to |b - a|^2, those of a cosine to its own change in units of |b|.
         relative_to = total
         if of != "distance":

@@ -25,8 +25,9 @@ from tnsim.errors import UnsupportedLayer
 from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.metric import Gaussian, as_metric
 from tnsim.metrics.protocol import Metric
+from tnsim.models.arrays import numbers
 from tnsim.models.functions import is_function
-from tnsim.models.model import Model
+from tnsim.models.model import Model, with_dense_matrices
 from tnsim.options import checked
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def similarity(
         except UnsupportedLayer:
             # No exact inner product: the estimate of `tnsim.similarity`, on the same inputs.
             a, b = (given_model(x, n_ctx) if is_path_or_paths(x) else x for x in (a, b))
-            metric = estimated(metric, (a, b), n_ctx)
+            metric = estimated(metric, [numbers(with_dense_matrices(x)) for x in (a, b)], n_ctx)
             if not isinstance(metric, Empirical):
                 raise
     if isinstance(metric, Empirical):

@@ -25,7 +25,7 @@ from tnsim.compare.centred import mean_of, without
 from tnsim.compare.comparison import Comparison, comparison_of
 from tnsim.compare.gradients import number_and_pullback
 from tnsim.compare.inner_products import inner_products
-from tnsim.compare.request import InnerProducts, Question, Request, Two
+from tnsim.compare.request import InnerProducts, Question, Request, Two, shape_of
 from tnsim.engine import precision
 from tnsim.engine.budget import Budget
 from tnsim.engine.ir.dtypes import dtype_name
@@ -122,7 +122,8 @@ def compared(
         TnsimError: The similarity is not a number.
     """
     metric = as_metric(metric)
-    a, b = _model(a, metric, n_ctx), _model(b, metric, n_ctx)
+    shape = shape_of(metric, a, b)
+    a, b = (_model(one, metric, n_ctx, shape) for one in (a, b))
     check_comparable(a, b)
     check_untraced("tnsim.torch.similarity", a, b, metric)
     if centred:
@@ -163,10 +164,11 @@ def _arithmetic(models: Two, dtype: str) -> precision.Arithmetic:
     return precision.Arithmetic(max(m.growth for one in models for _, m in terms(one)), dtype)
 
 
-def _model(model: Any, metric: Metric, n_ctx: int | None) -> Any:
+def _model(model: Any, metric: Metric, n_ctx: int | None, shape: tuple[int, ...]) -> Any:
     """The model of a module's tensors, else the model that `tnsim.similarity` would compare."""
     if isinstance(model, torch.nn.Module):
-        return model_of(model, None, n_ctx, None)
+        n_ctx = shape[0] if n_ctx is None and len(shape) > 1 else n_ctx
+        return model_of(model, None, n_ctx, None, shape[-1] if shape else None)
     if is_function(model):
         raise refused_under(metric)
     model = with_dense_matrices(given_model(model, n_ctx))

@@ -14,7 +14,11 @@ from tnsim.models.model import Model
 
 
 def model_of(
-    module: Any, layers: Mapping[type, Declared] | None, n_ctx: int | None, inputs: Any
+    module: Any,
+    layers: Mapping[type, Declared] | None,
+    n_ctx: int | None,
+    inputs: Any,
+    width: int | None = None,
 ) -> Model:
     """The model of a module, made of the module's own tensors.
 
@@ -26,6 +30,7 @@ def model_of(
         layers: Rules for classes of the user's own.
         n_ctx: Length of sequences.
         inputs: Example of the inputs with which the module is called.
+        width: Entries of a vector that the module reads, where what it is compared with says so.
 
     Returns:
         The model. Tensors that require no grad are arrays in it.
@@ -35,7 +40,7 @@ def model_of(
             know.
         ModelError: The recognised layers compute something other than the module.
     """
-    reading = recognised(module, layers, n_ctx, inputs)
+    reading = recognised(module, layers, n_ctx, inputs, width=width)
     torch = require_torch()
     module, example = reading.module, reading.example
     parameters = [one for one in module.parameters() if one.is_floating_point()]
