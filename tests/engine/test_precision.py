@@ -242,6 +242,31 @@ def test_lost_digits_are_told_and_lost_numbers_refused(rng):
     assert tnsim.inner(c, a - a) == 0
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_an_input_of_output_zero_hides_no_lost_digits(dtype, rng):
+    """Between biases that cancel nothing is left of the other inputs, which float64 says."""
+    inputs = np.concatenate([np.zeros((1, 2)), rng.normal(size=(9, 2))])
+
+    def between(size):
+        offset = np.rint(size * rng.normal(size=3))
+        first = tnsim.Linear(rng.normal(size=(3, 2)), offset)
+        return tnsim.Model([first, tnsim.Linear(np.eye(3), -offset), bilinear(rng, 3, 4, 2)])
+
+    for metric in (tnsim.Empirical(inputs), tnsim.Product("uniform")):
+        for verb in (tnsim.similarity, tnsim.inner):
+            with refused("has no digits left", tnsim.TnsimError):
+                verb(between(1e15), between(1e15), metric, dtype=dtype)
+        a, b = between(1e6), between(1e6)
+        plain = [tnsim.Model([tnsim.Linear(m.layers[0].weight), m.layers[-1]]) for m in (a, b)]
+        assert_close(
+            tnsim.similarity(a, b, metric, dtype=dtype),
+            tnsim.similarity(*plain, metric),
+            scale=1.0,
+            rtol=1e-8,
+            limited_by="biases of a million",
+        )
+
+
 @pytest.mark.slow
 def test_pairs_without_digits_are_named(rng):
     def ask(one, two):

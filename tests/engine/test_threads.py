@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import seeds
+from processes import python
 
 from tnsim.engine.runtime.threads import Order, processors, shared
 
@@ -98,3 +99,41 @@ def test_a_helper_that_never_began_keeps_nothing():
     first, *_ = shared(everything, processors())
     for found in first:
         assert [x[0] for x in found] == [2.0, 3.0]
+
+
+INTERRUPTED = """
+import faulthandler, random, signal
+from functools import partial
+from tnsim.engine.runtime import threads
+from tnsim.engine.runtime.threads import Order, one_blas_thread, shared
+
+faulthandler.dump_traceback_later(60, exit=True)
+threads.processors = lambda: 4
+count, rng, found, ended = 40, random.Random(5), 0, 0
+in_a_row = Order((0, *[1] * (count - 1)), (*((n + 1,) for n in range(count - 1)), ()), 8)
+at_once = Order((0,) * count, ((),) * count, 8)
+before = [each.num_threads for each in threads.blas_libraries()]
+tasks = [partial(shared, [partial(pow, n, 2)] * 3, 3) for n in range(count)]
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+signal.signal(signal.SIGALRM, interrupt)
+while ended < 600:
+    try:
+        signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-5, 3e-3))
+        with one_blas_thread():
+            results = shared(tasks, 4, rng.choice([in_a_row, at_once, None]))
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        assert results == [[n * n] * 3 for n in range(count)]
+        found += 1
+    except KeyboardInterrupt:
+        ended += 1
+with one_blas_thread():
+    pass
+print(found > 0, before == [each.num_threads for each in threads.blas_libraries()])
+"""
+
+
+def test_an_interrupt_at_any_step_leaves_no_thread_waiting():
+    assert python(INTERRUPTED)[0].split() == ["True", "True"]

@@ -49,10 +49,12 @@ def norms(job: Job, entries: tuple[Entry, ...], arithmetic: Arithmetic) -> NormB
         return found
     unsure = uncertified_norms(found.squared, arithmetic)
 
-    def in_float64() -> ScaledSum:
-        return _counted(job.way.norms(job.in_float64, _chosen(entries, unsure)).squared)
+    def in_float64() -> _Arrays:
+        finer = job.way.norms(job.in_float64, _chosen(entries, unsure))
+        return *_counted(finer.squared), finer.mean_share
 
-    return found._replace(squared=ScaledSum(*_refined(found.squared, unsure, in_float64)))
+    refined = _refined((*found.squared, found.mean_share), unsure, in_float64)
+    return NormBlock(ScaledSum(*refined[:-1]), refined[-1])
 
 
 def tile(

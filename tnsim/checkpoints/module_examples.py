@@ -149,8 +149,8 @@ def example_inputs(module: Any, inputs: Any, n_ctx: int | None, width: int | Non
         check_one_input(module, error)
     last = "" if error is None else f" (the last try: {in_one_line(error)})"
     raise ModelError(
-        f"no inputs were found that the module takes; give inputs=, {AN_EXAMPLE}; or a metric that "
-        f"says how many numbers it reads, tnsim.Gaussian(mean=np.zeros(d)){last}"
+        "no inputs were found that the module takes; compare it under a metric that says how many "
+        f"numbers it reads, tnsim.Gaussian(mean=np.zeros(d)), or give inputs=, {AN_EXAMPLE}{last}"
     ) from error
 
 

@@ -163,6 +163,9 @@ def _amplified(model: Model, inputs: Any) -> Any:
         sizes, changed = xp.square(values).sum(axis=-1), xp.square(changes).sum(axis=-1)
         if xp is np and not sizes.any():
             return 1.0
+        # An input whose outputs vanish has no exponent to tell changes in: they come out infinite,
+        # and would hide those of all other inputs.
+        changed = xp.where(sizes > 0, changed, 0.0)
         # Squared relative change of each input, without inputs whose outputs vanish.
         of_each = xp.where(sizes > 0, changed / xp.where(sizes > 0, sizes, 1.0), np.nan)
         # Powers of two between inputs are squared, as sums of squares are weighed by them.

@@ -3,6 +3,11 @@
 A single large product takes the threads of BLAS. Where several tasks run at once instead, BLAS
 takes one thread in each of them (`one_blas_thread`). Tasks may wait for each other (`Order`), and a
 task may be cut into parts while it runs.
+
+*Interrupts.* Python raises a `KeyboardInterrupt` between any two steps of the main thread's Python
+code, in functions of the standard library too: one that is raised as `Condition.__exit__` begins
+leaves the condition locked, and all threads that wait for it wait for ever. So locks are those of
+C, which a `with` takes and gives back in one step, and a thread sleeps with none of them in hand.
 """
 
 from __future__ import annotations
@@ -10,10 +15,11 @@ from __future__ import annotations
 import heapq
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cache
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +27,12 @@ import numpy as np
 from tnsim.engine.runtime.devices import blas_libraries, processors
 
 _changing = threading.Lock()
-_before: list[list[int]] = []  # for each plan that runs; the first holds the numbers of threads
+_plans: list[weakref.ref[_Plan]] = []  # those that run
+_before: list[int] = []  # numbers of threads as the first of them began, until they are set again
+
+
+class _Plan:
+    """A plan that runs. It is gone with its frame where an interrupt kept it from leaving."""
 
 
 @contextmanager
@@ -29,18 +40,21 @@ def one_blas_thread() -> Iterator[None]:
     """BLAS on a single thread inside the block, in all threads of the process."""
     # The setting belongs to the whole process. The first plan that enters remembers the numbers of
     # threads, and the last plan that leaves restores them.
-    with _changing:
-        _before.append([] if _before else [each.num_threads for each in blas_libraries()])
-        if len(_before) == 1:
-            _set_threads([1] * len(_before[0]))
+    own = _Plan()
     try:
+        with _changing:
+            if not _before:
+                _before[:] = [each.num_threads for each in blas_libraries()]
+            _plans.append(weakref.ref(own))
+            if len(_plans) == 1:
+                _set_threads([1] * len(_before))
         yield
     finally:
         with _changing:
-            first = _before[0]
-            _before.pop()
-            if not _before:
-                _set_threads(first)
+            _plans[:] = [each for each in _plans if each() not in (own, None)]
+            if _before and not _plans:
+                _set_threads(_before)
+                _before.clear()
 
 
 def _set_threads(numbers: Sequence[int]) -> None:
@@ -96,22 +110,21 @@ def shared(
     if around is not None and order is None:
         return around.split(tasks)
     work = _Work(tasks, order, passed)
-    helpers = []
-    with suppress(RuntimeError):  # the system has no room for another thread
-        for _ in range(count - 1):
-            helpers.append(_pool().submit(work.run))
     try:
+        for _ in range(count - 1):
+            _pool().submit(work.help)
         work.run()
     finally:
         # Where a task raised, tasks are left that nobody shall begin any more. Helpers that have
-        # not started are cancelled, and the others are waited for, since they write to memory of
-        # this call.
+        # not started find the work at its end, and the others are waited for, since they write to
+        # memory of this call.
         work.end()
-        for helper in helpers:
-            if not helper.cancel():
-                helper.result()
-        # A cancelled helper stays in the queue of the pool for a while, and keeps nothing.
+        work.wait_for_helpers()
+        # A helper that has not started stays in the queue of the pool for a while, and keeps
+        # nothing.
         results, work.results, work.tasks, work.passed = work.results, [], (), None
+    if work.error is not None:
+        raise work.error
     return results
 
 
@@ -151,7 +164,10 @@ class _Work:
         self._ready = [n for n, waits in enumerate(self._waits) if not waits]  # a heap: in order
         self._is_done, self._first, self._is_ended = [False] * count, 0, False
         self._parts: list[_Parts] = []
-        self._changed = threading.Condition()
+        self.error: BaseException | None = None  # of a helper
+        self._helpers = 0  # those that have started
+        self._lock = threading.RLock()
+        self._asleep: list[threading.Lock] = []  # one for each thread that waits for a change
 
     def run(self) -> None:
         """Go through tasks until all are begun; where some wait for others, until all are done."""
@@ -164,7 +180,7 @@ class _Work:
                         self._run_part(found)
                         continue
                     self.results[found] = self.tasks[found]()
-                    with self._changed:
+                    with self._lock:
                         self._finish(found)
         except _Ended:
             return
@@ -174,30 +190,72 @@ class _Work:
         finally:
             _current.work = before
 
+    def help(self) -> None:
+        """Go through tasks in another thread."""
+        with self._lock:
+            if self._is_ended:
+                return
+            self._helpers += 1
+        try:
+            self.run()
+        except BaseException as error:
+            self.error = self.error or error
+        finally:
+            with self._lock:
+                self._helpers -= 1
+                self._wake_all()
+
+    def wait_for_helpers(self) -> None:
+        """Wait until no helper is in the middle of a task."""
+        while True:
+            with self._lock:
+                if not self._helpers:
+                    return
+                changed = self._change()
+            changed.acquire()
+
     def end(self) -> None:
         """Let nobody begin a task any more."""
-        with self._changed:
+        with self._lock:
             self._is_ended = True
-            self._changed.notify_all()
+            self._wake_all()
+
+    def _change(self) -> threading.Lock:
+        """A lock that is free after the next change, to be waited for without the lock in hand."""
+        changed = threading.Lock()
+        changed.acquire()
+        self._asleep.append(changed)
+        return changed
+
+    def _wake_all(self) -> None:
+        self._wake(len(self._asleep))
+
+    def _wake(self, count: int) -> None:
+        for changed in self._asleep[:count]:
+            with suppress(RuntimeError):  # it was free already, as an interrupt came in between
+                changed.release()
+            self._asleep.remove(changed)
 
     def split(self, tasks: Sequence[Callable[[], Any]]) -> list[Any]:
         """The results of the parts of a task that runs, which idle threads go through as well."""
         parts = _Parts(tasks)
-        with self._changed:
+        with self._lock:
             self._parts.append(parts)
-            self._changed.notify_all()
+            self._wake_all()
         while self._run_part(parts):
             pass
-        with self._changed:
-            while parts.done < len(tasks):
+        while True:
+            with self._lock:
+                if parts.done == len(tasks):
+                    return parts.results
                 if self._is_ended:
                     raise _Ended
-                self._changed.wait()
-        return parts.results
+                changed = self._change()
+            changed.acquire()
 
     def _run_part(self, parts: _Parts) -> bool:
         """Run the next part, if there is one that nobody has begun."""
-        with self._changed:
+        with self._lock:
             number = parts.begun
             if number == len(parts.tasks):
                 return False
@@ -205,24 +263,26 @@ class _Work:
             if parts.begun == len(parts.tasks):
                 self._parts.remove(parts)
         parts.results[number] = parts.tasks[number]()
-        with self._changed:
+        with self._lock:
             parts.done += 1
             if parts.done == len(parts.tasks):
-                self._changed.notify_all()
+                self._wake_all()
         return True
 
     def _next(self) -> int | _Parts | None:
         """The next task or a task with parts, once there is one; None where nothing is left."""
-        with self._changed:
-            while not self._is_ended:
+        while True:
+            with self._lock:
+                if self._is_ended:
+                    return None
                 if self._ready and self._is_near(self._ready[0]):
                     return heapq.heappop(self._ready)
                 if self._parts:
                     return self._parts[0]
                 if self.order is None or self._first == len(self.tasks):
                     return None
-                self._changed.wait()
-            return None
+                changed = self._change()
+            changed.acquire()
 
     def _is_near(self, number: int) -> bool:
         return self.order is None or number <= self._first + self.order.ahead
@@ -240,14 +300,37 @@ class _Work:
                     heapq.heappush(self._ready, later)
             # This thread takes one itself. The first task that is not done runs or may run.
             if self._first == len(self.tasks):
-                self._changed.notify_all()
+                self._wake_all()
             elif len(self._ready) > 1:
-                self._changed.notify(len(self._ready) - 1)
+                self._wake(len(self._ready) - 1)
+
+
+class _Pool:
+    """Threads that wait for functions to call, started one by one as there are functions."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._threads = most, list[threading.Thread]()
+        self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
+
+    def submit(self, call: Callable[[], None]) -> None:
+        """Call a function that raises nothing once a thread is idle, if there are threads."""
+        if len(self._threads) < self._most:
+            # No thread is in the middle of work after `shared`, so the process need not wait.
+            thread = threading.Thread(target=self._work, name="tnsim", daemon=True)
+            with suppress(RuntimeError):  # the system has no room for another thread
+                thread.start()
+                self._threads.append(thread)
+        if self._threads:
+            self._calls.put(call)
+
+    def _work(self) -> None:
+        while True:
+            self._calls.get()()
 
 
 @cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max(1, processors() - 1), thread_name_prefix="tnsim")
+def _pool() -> _Pool:
+    return _Pool(max(1, processors() - 1))
 
 
 if hasattr(os, "register_at_fork"):  # a child process has none of its parent's threads
