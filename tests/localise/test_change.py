@@ -418,3 +418,88 @@ def test_changes_of_similarity_in_float32(rng):
     a, b = skewed(rng, 2.0), skewed(rng, 2.0)
     one, exact = (tnsim.change(a, b, of="similarity", dtype=x) for x in ("float32", "float64"))
     assert_close(one.share, exact.share, scale=LARGEST, rtol=1e-3, limited_by="float32")
+
+
+@pytest.mark.parametrize("name", ["gaussian", "empirical"])
+def test_changes_of_similarity_between_near_models(name, rng):
+    """Totals of 1e-12 had few digits and were refused as too steep; below 1e-16 there was none."""
+    a = tnsim.Model(
+        [tnsim.Residual(bilinear(rng, 2, 3, 2)), tnsim.Residual(bilinear(rng, 2, 3, 2))]
+    )
+    x, weights = rng.normal(size=(9, 2)), np.ones(9)
+    if name == "gaussian":
+        x, weights = quadrature(5, np.zeros(2), np.eye(2))
+    metric = tnsim.Gaussian() if name == "gaussian" else tnsim.Empirical(x)
+    for size in (1e-4, 1e-6) if name == "gaussian" else (1e-6, 1e-9):
+        layers = [
+            tnsim.Residual(moved(layer.layer, size * rng.normal(size=layer.layer.down.shape)))
+            for layer in a.layers
+        ]
+        b = tnsim.Model(layers)
+
+        def apart(one, two):
+            # Unit vectors in long double: half of their squared distance is 1 less the cosine.
+            rows = [
+                (forward_in_long_double(model, x) * np.sqrt(weights)[:, None]).ravel()
+                for model in (one, two)
+            ]
+            one, two = (row / np.sqrt((row * row).sum()) for row in rows)
+            return float(((two - one) ** 2).sum() / 2)
+
+        found = tnsim.change(a, b, metric, of="similarity")
+        limits = {"rtol": 1e-6, "limited_by": "the digits of near models"}
+        assert_close(found.total, apart(a, b), **limits)
+        back = [tnsim.Model([a.layers[0], layers[1]]), tnsim.Model([layers[0], a.layers[1]])]
+        assert_close(found.removed, [apart(b, one) for one in back], **limits)
+        assert_close(found.alone, [apart(a, one) for one in reversed(back)], **limits)
+        assert_close(found.share.sum(), 1.0, rtol=1e-12)
+
+
+def moved(layer, by):
+    return tnsim.Bilinear(layer.left, layer.right, layer.down + by)
+
+
+def forward_in_long_double(model, x):
+    state = x.astype(np.longdouble)
+    for layer in model.layers:
+        left, right, down = (
+            getattr(layer.layer, name).astype(np.longdouble).T for name in ("left", "right", "down")
+        )
+        state = state + ((state @ left) * (state @ right)) @ down
+    return state
+
+
+def in_units_of_the_stream(exponent, writes):
+    """One function for all exponents: a stream in units of `2 ** exponent`, biases included."""
+    rng, unit = np.random.default_rng(7), 2.0**exponent
+    layers = []
+    for _ in range(2):
+        left, right, down = (rng.normal(size=shape) for shape in ((3, 2), (3, 2), (2, 3)))
+        bias = unit * writes * rng.normal(size=2)
+        core = tnsim.Bilinear(left / unit, right / unit, unit * writes * down, None, None, bias)
+        layers.append(tnsim.Residual(core))
+    ends = tnsim.Linear(unit * np.eye(2)), tnsim.Linear(np.eye(2) / unit)
+    return tnsim.Model([ends[0], *layers, ends[1]])
+
+
+@pytest.mark.parametrize("name", ["gaussian", "empirical"])
+@pytest.mark.parametrize("exponent", [-72, -140, 70, 200])
+def test_float32_is_taken_again_beyond_its_range(name, exponent, rng):
+    """Changes, paths, edges and similarities were off by up to 0.4 or NaN, or were refused."""
+    metric = tnsim.Gaussian() if name == "gaussian" else tnsim.Empirical(rng.normal(size=(20, 2)))
+    found = []
+    for own, dtype in ((0, "float64"), (exponent, "float32")):
+        a, b = (in_units_of_the_stream(own, writes) for writes in (1.0, 1.1))
+        changed = tnsim.change(a, b, metric, dtype=dtype)
+        edges = tnsim.paths(a, None, metric, legs=True, dtype=dtype)
+        numbers = (
+            changed.share,
+            changed.removed / changed.total,
+            changed.alone / changed.total,
+            tnsim.paths(a, None, metric, dtype=dtype).share,
+            edges.share,
+            edges.cut,
+            [tnsim.similarity(a, b, metric, dtype=dtype)],
+        )
+        found.append(np.concatenate(numbers))
+    assert_close(found[1], found[0], scale=LARGEST, rtol=1e-4, limited_by="float32")

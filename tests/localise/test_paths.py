@@ -432,3 +432,22 @@ def test_a_signal_begins_at_the_biases_of_legs(rng):
     constant = tnsim.Linear(np.zeros((2, 3)), bias=down @ (left * right))
     wanted = tnsim.inner(tnsim.Model([constant]), model) / tnsim.inner(model, model)
     assert_close(found.share[0], wanted, rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["gaussian", "empirical"])
+def test_biases_that_linear_layers_take_away(name, rng):
+    """Shares were off by up to 1 in float64, without a warning."""
+    metric = tnsim.Gaussian() if name == "gaussian" else tnsim.Empirical(rng.normal(size=(20, 2)))
+    layers = [tnsim.Residual(bilinear(rng, 2, 3, 2)) for _ in range(2)]
+    wanted = tnsim.paths(tnsim.Model(layers), None, metric).share
+    for size, rtol in ((1e5, 1e-7), (1e15, None)):
+        bias = np.rint(size * rng.normal(size=2))
+        model = tnsim.Model(
+            [layers[0], tnsim.Linear(np.eye(2), bias), tnsim.Linear(np.eye(2), -bias), layers[1]]
+        )
+        if rtol is None:
+            with refused("has no digits left", tnsim.errors.ResultError):
+                tnsim.paths(model, None, metric)
+            continue
+        found = tnsim.paths(model, None, metric)
+        assert_close(found.share, wanted, scale=1.0, rtol=rtol, limited_by="what biases cancel")

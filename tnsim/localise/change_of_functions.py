@@ -21,7 +21,7 @@ from tnsim.engine.precision import Arithmetic
 from tnsim.errors import ModelError, ResultError
 from tnsim.localise.differences import Batch
 from tnsim.localise.exchanges import Split, Unchanged
-from tnsim.localise.grams import Setting, check_bilinear
+from tnsim.localise.grams import NEAR, Setting, check_bilinear
 from tnsim.localise.slopes import (
     Nodes,
     SwitchedModels,
@@ -135,7 +135,9 @@ class FunctionsExchanged(NamedTuple):
             at = exact_nodes(pair.switched.degree)
             slopes = integral(pair.switched, at, difference, setting, pair.points)
         else:
-            slopes = _of_similarity(pair, total, _CLOSE + error)
+            floor = _rounding_of_similarity(pair, total)
+            slopes = _of_similarity(pair, total, _CLOSE + error + floor)
+            error = max(error, floor)
         # The first axis are groups of draws, which are kept for the standard errors only.
         together = slopes.sum(axis=0)
         arithmetic = Arithmetic(max(pair.a.degree, pair.b.degree), setting.dtype)
@@ -258,6 +260,17 @@ def _with_ends(a: Model, b: Model, parts: tuple[Component, ...]) -> Model:
     return Model(layers, a.n_ctx, a.origin)
 
 
+def _rounding_of_similarity(pair: FunctionsExchanged, total: float) -> float:
+    """What rounding leaves open of a change of similarity, relative to it.
+
+    Along plans derivatives of a cosine are differences of numbers near 1. At points they are inner
+    products with b - f, which is as small as the root of the change.
+    """
+    degree = max(pair.a.degree, pair.b.degree)
+    rounding = Arithmetic(degree, "float64").rounding
+    return rounding / (total if pair.points is None else min(total, 1.0) ** 0.5)
+
+
 def _of_similarity(
     pair: FunctionsExchanged, total: float, close: float
 ) -> Float[np.ndarray, "groups components"]:
@@ -269,14 +282,15 @@ def _of_similarity(
     # Both inner products, and their derivatives, are polynomials in t of degree at most 2 U: from
     # few values all others follow.
     degree, known = pair.switched.degree, None
+    near = total <= NEAR and pair.points is not None  # plans would expand b - f, and lose the same
     if 2 * degree < _SAMPLED:
-        known = nodes(2 * degree + 1).points, _norm_and_product(pair, 2 * degree + 1)
+        known = nodes(2 * degree + 1).points, _norm_and_product(pair, 2 * degree + 1, near)
     # As many nodes as the numerator would need, at least.
     count = max(4, math.ceil(degree / 2))
     while True:
         at = nodes(count)
         if known is None:
-            values = _norm_and_product(pair, count)
+            values = _norm_and_product(pair, count, near)
         else:
             # From values to coefficients of Legendre polynomials, and to values elsewhere.
             there, here = (legvander(2 * t - 1, 2 * degree) for t in (known[0], at.points))
@@ -294,8 +308,10 @@ def _of_similarity(
         count *= 2
 
 
-def _norm_and_product(pair: FunctionsExchanged, count: int) -> _Values:
-    """`<f, b>` with `<df, b>`, and `<f, f>` with `<df, f>`, at Gauss-Legendre nodes.
+def _norm_and_product(pair: FunctionsExchanged, count: int, near: bool) -> _Values:
+    """`<f, T>` with `<df, T>`, and `<f, f>` with `<df, f>`, at Gauss-Legendre nodes.
+
+    The target T is b, or b - f for near models at points: see `_cosine_slopes`.
 
     Returns:
         Values (nodes, groups) and derivatives (nodes, groups, components), of both in turn.
@@ -303,7 +319,9 @@ def _norm_and_product(pair: FunctionsExchanged, count: int) -> _Values:
     found = []
     for t in nodes(count).points:
         # The target is the model itself, held fixed: half of the derivative of its squared norm.
-        for target in (pair.b, pair.switched.at(t)):
+        own = pair.switched.at(t)
+        other = pair.b - own if near else pair.b
+        for target in (other, own):
             found.append(slope(pair.switched, t, target, pair.setting, pair.points))
     cross, own = (zip(*found[n::2], strict=True) for n in (0, 1))
     return tuple(np.array(values) for values in (*cross, *own))
@@ -312,7 +330,12 @@ def _norm_and_product(pair: FunctionsExchanged, count: int) -> _Values:
 def _cosine_slopes(
     pair: FunctionsExchanged, at: Nodes, values: _Values
 ) -> Float[np.ndarray, "groups parts"]:
-    """The derivatives of the cosine, weighted and summed over nodes."""
+    """The derivatives of the cosine, weighted and summed over nodes.
+
+    With p = <f, T> and q = <f, f> the derivative `d (<f, b> / sqrt(q)) = (<df, T> - p <df, f> / q)
+    / sqrt(q)` is the same for T = b and for T = b - f, as for any other multiple of f beside b. For
+    near models the latter has small terms in the place of large ones that cancel.
+    """
     norm = pair.setting.squared_norm(pair.b)
     total: Any = 0.0
     for weight, cross, by_cross, own, by_own in zip(at.weights, *values, strict=True):
@@ -322,7 +345,6 @@ def _cosine_slopes(
                 "a model between the two is the zero function, whose similarity is undefined; use "
                 "of='distance'"
             )
-        # d (p / sqrt(q)) = dp / sqrt(q) - p dq / (2 q^(3/2)), and dq = 2 <df, f>.
         rise = by_cross / np.sqrt(q) - p * by_own / q**1.5
         total = total + weight * rise / np.sqrt(norm)
     return total

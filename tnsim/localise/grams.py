@@ -18,8 +18,9 @@ from jaxtyping import Float
 
 from tnsim.all_pairs.run import pairwise
 from tnsim.compare.by_points import AtPoints
+from tnsim.compare.inner_products import inner_products
 from tnsim.compare.numbers import without_each
-from tnsim.compare.request import CROSS, Question, check_comparison
+from tnsim.compare.request import CROSS, Question, Request, check_comparison
 from tnsim.compare.routes import cheapest
 from tnsim.compare.similarity import inner, similarity
 from tnsim.engine.budget import Budget, check_budget
@@ -32,7 +33,11 @@ from tnsim.models.model import AnyModel, Model
 from tnsim.problems import at_points
 from tnsim.problems.conditioning import amplification, cancellation_at
 from tnsim.problems.tensors.kinds import kinds, nonlinear
-from tnsim.scaled import LOG_2, Scaled, ScaledSum
+from tnsim.scaled import LOG_2, Scaled, ScaledSum, power
+
+NEAR = 1e-4
+"""Change of a cosine below which it is computed from differences: 1 less a cosine near 1 has few
+digits, and nothing is left of it below 1e-16."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,13 @@ class Setting:
         """The squared norm of a model."""
         return float(self.inner(model, model))
 
+    def product(self, first: AnyModel, second: AnyModel) -> float:
+        """An inner product with the digits that are left of it, of parts that are summed up."""
+        request = Request(self.metric, self.dtype, self.budget)
+        found = inner_products(first, second, request)
+        value = found.values["AB"]
+        return float(power(value.mantissa, value.exponent + found.exponent))
+
     def similarity(self, a: AnyModel, b: AnyModel) -> Any:
         """The cosine of two models."""
         return similarity(a, b, self.metric, dtype=self.dtype, budget=self.budget)
@@ -70,7 +82,22 @@ class Setting:
             warnings.simplefilter("ignore", CaveatWarning)  # said once, of the models themselves
             if of == "distance":
                 return self.squared_norm(b - a)
-            return 1.0 - float(self.similarity(a, b))
+            apart = 1.0 - float(self.similarity(a, b))
+            return apart if apart > NEAR else self._apart(a, b, apart)
+
+    def _apart(self, a: Model, b: Model, rounded: float) -> float:
+        """`1 - similarity(a, b)` of near models, with the digits that 1 less a cosine has lost.
+
+        With d = b - a it is `(|d|^2 - (|b| - |a|)^2) / (2 |a| |b|)`, where
+        `|b| - |a| = <d, a + b> / (|a| + |b|)`; as `rounded` where squares are beyond floats.
+        """
+        first, second = (math.sqrt(self.squared_norm(model)) for model in (a, b))
+        if not 0 < first * second < math.inf:
+            return rounded
+        difference = b - a
+        longer = self.product(difference, a + b) / (first + second)
+        squares = self.product(difference, difference)
+        return (squares - longer**2) / (2 * first * second)
 
     def exact(self, *models: Model) -> bool:
         """Whether the metric's definition is met exactly, of these models."""

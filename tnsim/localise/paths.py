@@ -25,6 +25,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, overload
 
+import jax
 import numpy as np
 from jaxtyping import Float
 from numpy.typing import DTypeLike
@@ -68,6 +69,9 @@ from tnsim.tables import guarantee, html_table
 
 MOST_SWITCHED = 1024
 """Most switched models of one question; their inner products are a matrix of this size."""
+_LARGE = 1e3
+"""Largest weight or bias of a model in which nothing need cancel to more than half of the digits
+of float64."""
 START, REST = "embed", "remainder"
 """Label of the path through no component, and of paths that are not told apart."""
 
@@ -519,16 +523,25 @@ def _error_of_shares(bra: _Side, ket: _Side, inner: Gram, setting: Setting, degr
     if not total:
         return 0.0
     sizes = abs(inner.values)
-    if setting.dtype == "float32":
-        factors = [
-            np.array([setting.enlarged(model, inner.points) for model in side.models])
-            for side in (bra, ket)
-        ]
-        sizes = sizes * (factors[0][:, None] + factors[1]) / 2
+    factors = []
+    for side in (bra, ket):
+        # In float64 the largest model tells for all what cancels within layers that are always on,
+        # which takes digits where numbers are large.
+        told = side.models if setting.dtype == "float32" else side.models[-1:]
+        if setting.dtype == "float64" and _largest_weight(told[0]) < _LARGE:
+            factors.append(np.ones(1))
+            continue
+        factors.append(np.array([setting.enlarged(model, inner.points) for model in told]))
+    sizes = sizes * (factors[0][:, None] + factors[1]) / 2
     # What the signed sums add up in absolute values: their rounding, relative to the total that
     # shares are shares of.
     most = (abs(bra.signs) @ sizes @ abs(ket.signs).sum(axis=0)).max()
     return float(Arithmetic(degree, setting.dtype).rounding * most / total)
+
+
+def _largest_weight(model: Model) -> float:
+    """The largest absolute value in the arrays of a model."""
+    return max(float(np.abs(leaf).max(initial=0.0)) for leaf in jax.tree.leaves(model))
 
 
 def _merged(

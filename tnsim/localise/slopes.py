@@ -33,8 +33,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.compare.inner_products import inner_products
-from tnsim.compare.request import Request
 from tnsim.compare.similarity import inner
 from tnsim.engine.precision import Arithmetic
 from tnsim.engine.runtime import execution
@@ -44,10 +42,10 @@ from tnsim.localise.grams import Setting
 from tnsim.metrics.points import Points, WeightedPoints
 from tnsim.metrics.protocol import Metric
 from tnsim.models.forward import check_inputs, is_tokens, plain_forward
-from tnsim.models.model import AnyModel, Combination, Model, terms
+from tnsim.models.model import Combination, Model, terms
 from tnsim.problems import batches
+from tnsim.problems.conditioning import fits_float32
 from tnsim.problems.features import common_space
-from tnsim.scaled import power
 
 MOST_NODES = 512
 """Most nodes of one integral, each a reverse gradient."""
@@ -188,6 +186,9 @@ def certified(
         return setting, points, 0.0
     arithmetic = Arithmetic(max(model.growth for model in models), setting.dtype)
     error = arithmetic.rounding * enlarged(switched, target, setting, points) ** power
+    # Derivatives by switches are computed in plain floats, whose range may end before their digits.
+    if not all(fits_float32(model, setting.metric, points) for model in models):
+        error = math.inf
     wide = setting.certified(error, *models)
     return (setting, points, error) if wide is setting else (wide, wide.points(*models), 0.0)
 
@@ -252,7 +253,7 @@ def integral(
     if sums is None:
         by_switch = _over_nodes(switched, at, 1.0, target, setting, points).by_switch
     else:
-        by_switch = np.array([[_product(part, target, setting) for part in sums]])
+        by_switch = np.array([[setting.product(part, target) for part in sums]])
     _check_finite(setting, by_switch)  # values may be beyond floats where no derivative is
     return by_switch
 
@@ -335,14 +336,6 @@ def parts_as_sums(
                     weighted.append((sign * weight * w, model))
         sums.append(Combination(weighted))
     return sums
-
-
-def _product(first: AnyModel, second: AnyModel, setting: Setting) -> float:
-    """An inner product with the digits that are left of it: parts are held to their sum."""
-    request = Request(setting.metric, setting.dtype, setting.budget)
-    found = inner_products(first, second, request)
-    value = found.values["AB"]
-    return float(power(value.mantissa, value.exponent + found.exponent))
 
 
 def _by_groups(
@@ -557,7 +550,7 @@ def gram_of_parts(switched: SwitchedModels, setting: Setting, points: Points | N
     if (sums := parts_as_sums(switched, at, (), setting, points)) is not None:
         gram = np.zeros((switched.players, switched.players))
         for (m, one), (n, two) in itertools.combinations_with_replacement(enumerate(sums), 2):
-            gram[m, n] = gram[n, m] = _product(one, two, setting)
+            gram[m, n] = gram[n, m] = setting.product(one, two)
         return gram
     with execution.precision():
         weights = _placed(switched.weights, setting.dtype)

@@ -30,6 +30,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import operator
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -682,7 +683,8 @@ def _homogeneous_layer(layer: Layer, one: Any) -> Any:
     for name, order in orders.items():
         bias = getattr(layer, bias_name(name))
         if bias is not None:
-            biases[bias_name(name)] = bias * one**order
+            # One after another: a large bias keeps what the power itself would lose of it.
+            biases[bias_name(name)] = functools.reduce(operator.mul, [one] * order, bias)
     return replaced(layer, biases)
 
 
@@ -696,7 +698,8 @@ def _normalised_state(state: State, demands: Ahead, counts: tuple[int, ...] | No
 
     Products of small coordinates alone, which large weights read, may leave the range of floats
     before their sum is normalised. Where their digits end there, the state is NaN: float64 answers
-    in the place of float32, and a trace refuses the number.
+    in the place of float32, and a trace refuses the number. So is a state of float32 that vanishes
+    beside the constant, as a later layer may enlarge it.
     """
     values, exponent = state
     xp = library(values)
@@ -712,7 +715,11 @@ def _normalised_state(state: State, demands: Ahead, counts: tuple[int, ...] | No
     shift = larger(shift, smallest)
     if demands.constant:
         # A layer multiplies up to n copies of the constant 2^-e: the product must be a float.
-        shift = larger(shift, smallest // (demands.order + 1) - exponent)
+        least = smallest // (demands.order + 1) - exponent
+        if values.dtype == np.float32:
+            vanishes = (top > 0) & (shift - least < smallest)
+            values = xp.where(vanishes, xp.nan, values).astype(values.dtype)
+        shift = larger(shift, least)
     if counts is not None:
         shift = rising(exponent + shift, counts) - exponent
     return Scaled(values * shifted(top * 0 + 1, -shift), exponent + shift)

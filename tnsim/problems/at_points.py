@@ -396,7 +396,7 @@ class _Runner:
         if place not in self.made or not np.array_equal(self.made[place][0], inputs):
             self.made.pop(place, None)  # what is made again needs its room
             weights, exponent = scaled_layer(layer, slices, inputs)
-            weights = jax.tree.map(lambda x: np.asarray(x, self.dtype), weights)
+            weights = jax.tree.map(lambda x: _narrowed(x, self.dtype), weights)
             self.made[place] = inputs, Scaled(weights, np.asarray(exponent))
         return self.made[place][1]
 
@@ -420,6 +420,20 @@ class _Runner:
             return vector
         lengths = np.asarray(vector.lengths, np.float64)
         return Vector(vector.values, np.asarray(vector.exponent, np.float64), lengths, lengths)
+
+
+def _narrowed(array: Any, dtype: str) -> np.ndarray:
+    """An array in a precision; NaN where its largest entry leaves the range, as float64 answers.
+
+    A bias of a stream that is far below 1 may be such an array, and yet count among states as
+    small.
+    """
+    narrow, limits = np.asarray(array, dtype), np.finfo(dtype)
+    if dtype != "float64":
+        top = float(np.abs(array).max(initial=0.0))
+        if top > limits.max or 0 < top < limits.tiny:
+            return np.full_like(narrow, np.nan)
+    return narrow
 
 
 _compiled_step = jax.jit(after, static_argnums=(3, 4))

@@ -45,12 +45,21 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from tnsim.engine.precision import VISIBLE
 from tnsim.metrics.categorical import Categorical, token_probabilities
 from tnsim.metrics.input_moments import marginals
 from tnsim.metrics.points import Points
 from tnsim.metrics.protocol import Metric
 from tnsim.models.arrays import in_float64, is_fixed, is_traced, not_differentiated
-from tnsim.models.forward import ScaledLayers, State, as_read, forward, states
+from tnsim.models.forward import (
+    ScaledLayers,
+    State,
+    as_read,
+    forward,
+    is_tokens,
+    plain_forward,
+    states,
+)
 from tnsim.models.layers import Residual, affine_maps, bias_name, innermost
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
@@ -75,6 +84,9 @@ _ELEMENTS = 2**22
 """Most elements of a state on all inputs; wider models are measured on fewer inputs."""
 _LARGEST = 3
 """Exponent of the largest states beside the median, where the axes of states are looked for."""
+
+_PLAIN = 2.0**24
+"""Largest number, and one over the least, in the arrays of a computation in plain float32."""
 
 Samples = Float[np.ndarray, "points width"] | Float[np.ndarray, "points positions width"]
 
@@ -131,15 +143,7 @@ def cancellation_at(model: Model, points: Points) -> float:
         >>> 100 < cancellation_at(tnsim.Model(steep), points) < 1e4
         True
     """
-    if points.continuations:  # token ids; any tell how far weights cancel
-        shape = _POINTS, model.n_ctx or 1
-        inputs = np.random.default_rng(0).integers(model.d_in, size=shape)
-        inputs = inputs if model.n_ctx else inputs[:, 0]
-    else:
-        of_one = max(model.d_in, *(layer.d_out for layer in model.layers)) * (model.n_ctx or 1)
-        count = max(1, min(points.count, _POINTS, _ELEMENTS // of_one))
-        block = points.block(0, count)
-        inputs = as_read(model, np.asarray(block.inputs))[np.isfinite(block.log_weights)]
+    inputs = _few_of(model, points)
     if not len(inputs):
         return 1.0
 
@@ -150,6 +154,57 @@ def cancellation_at(model: Model, points: Points) -> float:
         return measured()
     key = cancellation_at, inputs.shape, inputs.tobytes()
     return session().belongings.get(model, key, measured)
+
+
+def _few_of(model: Model, points: Points) -> Any:
+    """The first few inputs with a weight, as a model reads them."""
+    if points.continuations:  # token ids; any tell how far weights cancel
+        shape = _POINTS, model.n_ctx or 1
+        inputs = np.random.default_rng(0).integers(model.d_in, size=shape)
+        return inputs if model.n_ctx else inputs[:, 0]
+    of_one = max(model.d_in, *(layer.d_out for layer in model.layers)) * (model.n_ctx or 1)
+    count = max(1, min(points.count, _POINTS, _ELEMENTS // of_one))
+    block = points.block(0, count)
+    return as_read(model, np.asarray(block.inputs))[np.isfinite(block.log_weights)]
+
+
+def fits_float32(model: Model, metric: Metric, points: Points | None) -> bool:
+    """Whether plain float32 has the range for a model, its forward passes and its derivatives.
+
+    Hidden states of 2^-70, whose squares later weights enlarge, have none, and no forward pass in
+    scientific notation shows it. Products of five legs, each no farther from 1 than `_PLAIN`, have.
+
+    Args:
+        model: Polynomial model on arrays of numbers.
+        metric: Metric with the mean and variances of the inputs.
+        points: Inputs of the metric; None where it compares along a plan.
+
+    Returns:
+        Whether weights, few inputs and their outputs are near 1, and outputs are those of float64;
+        True where float64 gives no outputs either.
+
+    Example:
+        >>> import tnsim
+        >>> small, large = (tnsim.Bilinear(*[[[x]]] * 2, [[1 / x**2]]) for x in (1e-22, 1.0))
+        >>> [fits_float32(tnsim.Model([x]), tnsim.Gaussian(), None) for x in (small, large)]
+        [False, True]
+    """
+    if points is None:
+        inputs = sampled_inputs(model, metric, np.random.default_rng(0), _POINTS)
+    else:
+        inputs = _few_of(model, points)
+    model = in_float64(jax.tree.map(np.asarray, model))
+    with np.errstate(all="ignore"):
+        exact = np.asarray(plain_forward(model, inputs))
+        if not np.isfinite(exact).all():
+            return True
+        read = [] if is_tokens(inputs) else [inputs]
+        tops = [np.abs(x).max(initial=0.0) for x in (*jax.tree.leaves(model), *read, exact)]
+        if not all(top == 0 or 1 / _PLAIN <= top <= _PLAIN for top in tops):
+            return False
+        narrow, *few = jax.tree.map(lambda x: x.astype(np.float32), [model, *read])
+        missed = abs(np.asarray(plain_forward(narrow, *(few or [inputs]))) - exact).max(initial=0.0)
+    return bool(missed <= VISIBLE * abs(exact).max(initial=0.0))
 
 
 def _amplified(model: Model, inputs: Any) -> Any:
@@ -168,6 +223,8 @@ def _amplified(model: Model, inputs: Any) -> Any:
         changed = xp.where(sizes > 0, changed, 0.0)
         # Squared relative change of each input, without inputs whose outputs vanish.
         of_each = xp.where(sizes > 0, changed / xp.where(sizes > 0, sizes, 1.0), np.nan)
+        if xp is np and np.isnan(of_each).all(axis=-1).any():
+            return 1.0  # beyond floats, as below, and no reason for NumPy to warn
         # Powers of two between inputs are squared, as sums of squares are weighed by them.
         exponents = outputs.exponent[:, 0]
         counts = xp.exp2(2 * (exponents - exponents.max()))
