@@ -430,7 +430,8 @@ def _narrowed(array: Any, dtype: str) -> np.ndarray:
     """
     narrow, limits = np.asarray(array, dtype), np.finfo(dtype)
     if dtype != "float64":
-        top = float(np.abs(array).max(initial=0.0))
+        # Absolute values of all entries would be a second array of their size.
+        top = float(max(np.max(array, initial=0.0), -np.min(array, initial=0.0)))
         if top > limits.max or 0 < top < limits.tiny:
             return np.full_like(narrow, np.nan)
     return narrow
