@@ -436,7 +436,7 @@ def test_a_signal_begins_at_the_biases_of_legs(rng):
 
 @pytest.mark.parametrize("name", ["gaussian", "empirical"])
 def test_biases_that_linear_layers_take_away(name, rng):
-    """Shares were off by up to 1 in float64, without a warning."""
+    """Shares were off in float64 without a warning."""
     metric = tnsim.Gaussian() if name == "gaussian" else tnsim.Empirical(rng.normal(size=(20, 2)))
     layers = [tnsim.Residual(bilinear(rng, 2, 3, 2)) for _ in range(2)]
     wanted = tnsim.paths(tnsim.Model(layers), None, metric).share
