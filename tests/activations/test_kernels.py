@@ -29,7 +29,7 @@ from tnsim.activations.activation import (
     plus_line,
 )
 from tnsim.activations.coefficients import coefficients, energies
-from tnsim.activations.gated import GatedInputs, gated_moments
+from tnsim.activations.gated import GatedInputs, GatedPairing, gated_expanded, gated_moments
 from tnsim.activations.kernels import (
     NormalInputs,
     Plain,
@@ -732,3 +732,25 @@ def test_slopes_of_equal_and_opposite_units_of_elu(compiled):
     expected = np.array([elu_slopes(1.0, *one) for one in law]).T
     diagonals = np.array([np.diag(x) for x in found])
     assert_close(diagonals, expected, scale=1 + np.abs(expected), rtol=1e-13)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["step", pytest.param("relu gated", marks=pytest.mark.full)])
+def test_slopes_where_derivatives_are_no_functions(kind, rng):
+    """Steps, and kinks of gated units: beside the program that differentiates all of a kernel."""
+    f, count = activation(kind.split()[0]), 70  # more pairs alone than a few
+    mean, rows = rng.normal(size=count), rng.normal(size=(count, 3))
+    near = NormalInputs(mean * 1.01, rows + 1e-3 * rng.normal(size=rows.shape))
+    pairing, units = Plain(f, f), [expanded(f, one) for one in (NormalInputs(mean, rows), near)]
+    if kind == "relu gated":
+        pairing, up = GatedPairing(f, f), NormalInputs(mean, rng.normal(size=rows.shape))
+        both = GatedInputs(NormalInputs(mean, rows), up), GatedInputs(near, up)
+        units = [gated_expanded(f, one) for one in both]
+    for first, second in (units, [units[0].part(0, 5), units[1].part(0, 5)]):
+        with jax.enable_x64(True):
+            found, known = (
+                with_slopes(pairing, first, second, in_turn, compiled) for compiled in (False, True)
+            )
+        numbers = zip((found.values, *found.slopes), (known.values, *known.slopes), strict=True)
+        for one, two in numbers:
+            assert_close(one, two, scale=np.abs(two).max(), rtol=1e-10)

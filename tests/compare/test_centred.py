@@ -426,6 +426,20 @@ def test_means_of_a_closure(kind):
     assert centred.mean_share < 1e-20
 
 
+def test_means_beyond_floats():
+    """The share of a function is that of its multiples, whose means no float holds."""
+    rng = generator(15)
+    layers = [bilinear(rng, 4, 6, 4) for _ in range(12)]
+    plain = tnsim.Model(layers)
+    large = tnsim.Model([tnsim.Bilinear(977.0 * x.left, x.right, x.down) for x in layers])
+    metric, other = tnsim.GaussianClosure(), tnsim.Model([bilinear(rng, 4, 6, 4)])
+    wanted = tnsim.similarity(plain, plain, metric).mean_share
+    assert 1e-6 < wanted < 1.0
+    assert_close(tnsim.similarity(large, large, metric).mean_share, wanted, rtol=1e-10)
+    run = tnsim.pairwise([plain, large, other], metric)
+    assert_close(run.mean_share_a.values[:2], [wanted, wanted], rtol=1e-10)
+
+
 def test_means_of_sparse_layers():
     rng = generator(12)
     band = np.abs(np.arange(40)[:, None] - np.arange(40)) < 2

@@ -40,7 +40,7 @@ _LONG = 256
 _ROUNDING = 32  # units in the last place of gross sizes, in which values are off
 _TURN = 4  # orders between two norms of what is left
 _BLOCK = 2**18  # numbers of an array over the pairs of a block in JAX
-_CHUNK = 1024  # pairs alone at once
+_CHUNK, _FEW = 1024, 64  # pairs alone at once, and a few of them
 _GROUP = 64
 _TILE = 2**14  # pairs of a tile in NumPy: a few arrays of 128 KiB
 _STEP = 2.0**-100  # an imaginary step, far below the rounding of what it is added to
@@ -452,8 +452,7 @@ def with_slopes(
     if not on_host:
         first, second = (units.in_trace(units.unit.dtype) for units in (first, second))
     cross, sides = pairing.cross(first, second), (first.parameters, second.parameters)
-    smooth = all(pairing.smooth_enough(f) for f in (pairing.f, pairing.g))
-    if compiled or not on_host or not smooth:
+    if compiled or not on_host:
         # The program is kept by the activations and the numbers of units: the kernels of a
         # comparison and its norms share it.
         (values, *slopes), bounds = _in_blocks(
@@ -1065,7 +1064,10 @@ def _alone_at(
     others = tuple(x[i, j] for x in cross[1:])
     if not slopes:
         return _alone(pairing, left, right, rho, gap, others)[None]
-    slopes_of = _slopes_in_numpy if library(rho) is np else _slopes_in_jax
+    slopes_of: Any = _slopes_in_jax
+    if library(rho) is np:
+        smooth = all(pairing.smooth_enough(f) for f in (pairing.f, pairing.g))
+        slopes_of = _slopes_in_numpy if smooth else _slopes_by_program
     return slopes_of(pairing, left, right, rho, gap, others)
 
 
@@ -1114,19 +1116,51 @@ def _slopes_in_numpy(
     return [sum((w * expected[order] for order, w in weights.items()), 0 * rho), *slopes]
 
 
+def _slopes_by_program(
+    pairing: Pairing,
+    left: tuple[np.ndarray, ...],
+    right: tuple[np.ndarray, ...],
+    rho: np.ndarray,
+    gap: np.ndarray,
+    cross: tuple[np.ndarray, ...],
+) -> list[np.ndarray]:
+    """The same of numbers, by a compiled program for the slope along one argument."""
+    count = len(rho)
+    # Two lengths, each of which is compiled once.
+    filled = (0, (_FEW if count <= _FEW else _CHUNK) - count)
+    flat, tree = jax.tree.flatten((left, right, rho, cross))
+    arguments = jax.tree.unflatten(tree, [np.pad(x, filled, "edge") for x in flat])
+    padded = np.pad(gap, filled, "edge")
+    slopes = [
+        np.asarray(_compiled_slope(pairing, arguments, padded, direction))[:count]
+        for direction in np.eye(len(flat))
+    ]
+    return [_alone(pairing, left, right, rho, gap, cross), *slopes]
+
+
 def _slopes_in_jax(
     pairing: Pairing, left: Any, right: Any, rho: Real, gap: Real, cross: Cross
 ) -> Real:
-    """The same in JAX, by one forward derivative along each argument.
+    """The same in JAX."""
+    arguments = left, right, rho, cross
+    directions = jnp.eye(len(jax.tree.leaves(arguments)), dtype=gap.dtype)
+    every = jax.vmap(partial(_slope_in_jax, pairing, arguments, gap))(directions)
+    return jnp.concatenate([_alone(pairing, left, right, rho, gap, cross)[None], every])
+
+
+def _slope_in_jax(
+    pairing: Pairing, arguments: tuple[Any, Any, Real, Cross], gap: Real, direction: Real
+) -> Real:
+    """The slope along one argument, all of them in a row, by a forward derivative.
 
     A step's kernel has the slope 1 / sqrt(1 - rho^2): at rho = 1, where rho does not move, it is
     cut off at rounding, so that zero times the slope is zero. A kink's kernel has a slope that ends
     as sqrt(1 - rho^2), which is cut off where that is rounding.
     """
+    *_, rho, _ = arguments
     sign = jnp.where(rho < 0, -1.0, 1.0)
     eps = float(jnp.finfo(gap.dtype).eps)
     floor = jnp.maximum(gap, eps**2 if pairing.ends_as_a_root else eps)
-    arguments = left, right, rho, cross
     flat, tree = jax.tree.flatten(arguments)
 
     # The gap follows rho, since it is 1 - |rho|: the derivative must move both.
@@ -1134,9 +1168,8 @@ def _slopes_in_jax(
         own, other, moved, others = jax.tree.unflatten(tree, flat_moved)
         return _alone(pairing, own, other, moved, floor - sign * (moved - rho), others)
 
-    def slope(direction: Real) -> Real:
-        tangents = tuple(x * jnp.ones_like(gap) for x in direction)
-        return jax.jvp(values_at, tuple(flat), tangents)[1]
+    tangents = tuple(x * jnp.ones_like(gap) for x in direction)
+    return jax.jvp(values_at, tuple(flat), tangents)[1]
 
-    every = jax.vmap(slope)(jnp.eye(len(flat), dtype=gap.dtype))
-    return jnp.concatenate([_alone(pairing, *arguments[:3], gap, cross)[None], every])
+
+_compiled_slope = jax.jit(_slope_in_jax, static_argnums=0)

@@ -18,7 +18,6 @@ from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from jaxtyping import Float
 
 from tnsim.all_pairs.ways import ByPairs, Combined, Job, Numbers, PairBlock, PairSetting
 from tnsim.compare.by_plans import mean_in_units
@@ -328,7 +327,7 @@ class Contracted(ByPairs):
         values = tuple(model.value for model in made)
         return PairBlock(values, of.digests, exponents, of.terms, roots)
 
-    def mean_of(self, job: Job, model: Model) -> Float[np.ndarray, " out"] | None:
+    def mean_of(self, job: Job, model: Model) -> ScaledSum | None:
         """See `ByPairs.mean_of`."""
         return mean_in_units(model, job.setting.units.metric, job.setting.budget)
 

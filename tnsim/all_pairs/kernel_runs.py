@@ -11,7 +11,6 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Float
 
 from tnsim.all_pairs.run_plan import RouteOfRun, Sizes
 from tnsim.all_pairs.ways import ByPairs, Combined, Job, Numbers, PairBlock
@@ -35,7 +34,7 @@ class OverUnits(ByPairs):
         exponents = np.array([model.exponent for model in made])
         return PairBlock(tuple(made), of.digests, exponents, of.terms, np.ones(len(made)))
 
-    def mean_of(self, job: Job, model: PreparedModel) -> Float[np.ndarray, " out"]:
+    def mean_of(self, job: Job, model: PreparedModel) -> ScaledSum:
         """See `ByPairs.mean_of`."""
         return mean_part(model)
 

@@ -32,7 +32,6 @@ from tnsim.scaled import (
     Scaled,
     ScaledSum,
     add,
-    contribution,
     magnified,
     over_outputs,
     share_of_squares,
@@ -286,7 +285,7 @@ class ByPairs(Blocks):
     """A way that knows inner products of models, of which those of combinations are sums."""
 
     @abstractmethod
-    def mean_of(self, job: Job, model: Any) -> Any:
+    def mean_of(self, job: Job, model: Any) -> ScaledSum | None:
         """The mean of every output of a prepared model, as a part of its norm; None if unknown."""
 
     @abstractmethod
@@ -320,10 +319,12 @@ class ByPairs(Blocks):
 
     def means(self, job: Job, block: PairBlock, section: None) -> ScaledSum | None:
         """See `Blocks.means`."""
-        of_models = [self.mean_of(job, model) for model in block.models]
-        if any(mean is None for mean in of_models):
-            return None
-        each = [contribution(*both) for both in zip(of_models, block.exponents, strict=True)]
+        each: list[ScaledSum] = []
+        for model, exponent in zip(block.models, block.exponents, strict=True):
+            mean = self.mean_of(job, model)
+            if mean is None:
+                return None
+            each.append(times(mean, 1.0, exponent))
         rows = zip(*block.terms, strict=True)
         return stacked(
             [add([times(each[n], c) for n, c in zip(*row, strict=True)]) for row in rows]

@@ -264,7 +264,7 @@ def by_plans(first: AnyModel, second: AnyModel, request: Request, traced: bool) 
     return found
 
 
-def mean_in_units(model: Model, metric: Metric, budget: Budget) -> Any:
+def mean_in_units(model: Model, metric: Metric, budget: Budget) -> ScaledSum | None:
     """The means of the outputs of a model over inputs and positions, found once while it lives.
 
     Args:
@@ -278,16 +278,18 @@ def mean_in_units(model: Model, metric: Metric, budget: Budget) -> Any:
         inputs, or the means are beyond the budget.
     """
 
-    def found() -> Any:
+    def found() -> ScaledSum | None:
         mean = mean_output(model, metric)
-        return _planned_mean(model, metric, budget) if mean is None else mean
+        if mean is None:
+            return _planned_mean(model, metric, budget)
+        return contribution(mean, np.float64(0.0))
 
     if not is_constant(model):
         return found()
     return session().belongings.get(model, (mean_in_units, content(metric), budget), found)
 
 
-def _planned_mean(model: Model, metric: Metric, budget: Budget) -> Any:
+def _planned_mean(model: Model, metric: Metric, budget: Budget) -> ScaledSum | None:
     """The means of `mean_in_units` as inner products of outputs with the constant 1.
 
     They cost a part of a model's norm, once while the model lives. They run in NumPy wherever other
@@ -306,7 +308,7 @@ def _planned_mean(model: Model, metric: Metric, budget: Budget) -> Any:
     results = _host_runs(pair, model, ones, request, "interpret")
     found = _of_models(pair, results, (1.0, 1.0), request)["AB"]
     # E[sum of positions] = n_ctx E, and n_ctx E^2 is what the mean has of the squared norm.
-    return found.mantissa * np.exp2(found.exponent) / math.sqrt(model.n_ctx or 1)
+    return times(found, 1 / math.sqrt(model.n_ctx or 1))
 
 
 def _are_single(first: AnyModel, second: AnyModel) -> bool:

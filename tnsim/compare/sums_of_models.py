@@ -17,7 +17,6 @@ from tnsim.scaled import (
     Scaled,
     ScaledSum,
     add,
-    contribution,
     scaled_terms,
     share_of_squares,
     times,
@@ -123,7 +122,9 @@ def over_terms(
     return values
 
 
-def mean_share(side: SumOfModels, mean: Callable[[Any], Any], norm: ScaledSum) -> float:
+def mean_share(
+    side: SumOfModels, mean: Callable[[Any], ScaledSum | None], norm: ScaledSum
+) -> float:
     """The share of the squared norm of a sum of models that is in its mean.
 
     Args:
@@ -140,5 +141,5 @@ def mean_share(side: SumOfModels, mean: Callable[[Any], Any], norm: ScaledSum) -
         of_outputs = mean(model)
         if of_outputs is None:
             return math.nan
-        means.append(times(contribution(of_outputs, np.float64(0.0)), coefficient, exponent))
+        means.append(times(of_outputs, coefficient, exponent))
     return float(share_of_squares(add(means), total(norm, slices=np.ndim(norm.mantissa) > 0)))

@@ -45,7 +45,7 @@ from tnsim.problems.hidden_units import HiddenUnits, segments
 from tnsim.problems.kernels import Blocks, Prepared, blocks_of, inner, kernel_blocks, prepared
 from tnsim.problems.tensors.affine import Affine
 from tnsim.problems.tensors.kinds import Kinds
-from tnsim.scaled import SMALLEST, ScaledSum, larger, library, shifted, split
+from tnsim.scaled import SMALLEST, ScaledSum, contribution, larger, library, shifted, split
 from tnsim.sessions import per_object_cache
 
 _EPS = float(np.finfo(np.float64).eps)
@@ -356,7 +356,7 @@ def product_of(
     return ScaledSum(value, np.zeros(()), (a.cancels * b.cancels) ** 0.5 * size)
 
 
-def mean_part(model: PreparedModel) -> Float[np.ndarray, " out"]:
+def mean_part(model: PreparedModel) -> ScaledSum:
     """The mean of every output as a part of its norm, which is a sum over positions.
 
     Returns:
@@ -366,7 +366,8 @@ def mean_part(model: PreparedModel) -> Float[np.ndarray, " out"]:
     mean: Any = 0.0
     for count, last, *_ in last_segments(model, model):
         mean = mean + count * (last.hidden.mean + last.beside.mean)
-    return np.asarray(mean, np.float64) / math.sqrt(sum(model.counts))
+    values = np.asarray(mean, np.float64) / math.sqrt(sum(model.counts))
+    return contribution(values, np.float64(0.0))
 
 
 def on_host(value: ScaledSum) -> ScaledSum:
