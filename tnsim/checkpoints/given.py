@@ -281,7 +281,8 @@ def _check_can_run(
     except ModelError as unknown:
         said = str(unknown)
         if AN_EXAMPLE in str(refusal):  # the same advice
-            said = said.replace(f"; give inputs=, {AN_EXAMPLE}", "")
+            for join in ("; ", ", or "):
+                said = said.replace(f"{join}give inputs=, {AN_EXAMPLE}", "")
         raise type(refusal)(
             f"{refusal}. It is not run on normal inputs either: {said}. On inputs of yours it runs "
             "as it is: metric tnsim.Empirical(inputs), --metric empirical --inputs x.npy"
