@@ -142,11 +142,13 @@ def compared_module(module: Any, n_ctx: int | None, width: int | None) -> Model:
 
     Example:
         >>> import torch
-        >>> halves = torch.nn.Bilinear(3, 3, 1)
-        >>> halves.forward = lambda x: torch.nn.functional.bilinear(
-        ...     x[:, :3], x[:, 3:], halves.weight, halves.bias
-        ... )
-        >>> compared_module(halves, None, 6).d_in
+        >>> class Halves(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.w = torch.nn.Parameter(torch.ones(1, 3, 3))
+        ...     def forward(self, x):
+        ...         return torch.nn.functional.bilinear(x[:, :3], x[:, 3:], self.w)
+        >>> compared_module(Halves(), None, 6).d_in
         6
     """
     reading = recognised(merged_module(module), None, n_ctx, None, width=width)
