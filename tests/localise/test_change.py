@@ -1,6 +1,7 @@
 """The parts of a change: integrals against complex steps, finite sums, gauges, swaps, refusals."""
 
 import itertools
+from fractions import Fraction
 
 import component_oracles as oracle
 import jax
@@ -10,6 +11,7 @@ from closeness import LARGEST, assert_close
 from component_oracles import pair, points
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mpmath import mp
 from oracles import bilinear, linear, quadrature
 from refusals import refused
 from seeds import generator
@@ -438,13 +440,15 @@ def test_changes_of_similarity_between_near_models(name, rng):
         b = tnsim.Model(layers)
 
         def apart(one, two):
-            # Unit vectors in long double: half of their squared distance is 1 less the cosine.
-            rows = [
-                (forward_in_long_double(model, x) * np.sqrt(weights)[:, None]).ravel()
-                for model in (one, two)
-            ]
-            one, two = (row / np.sqrt((row * row).sum()) for row in rows)
-            return float(((two - one) ** 2).sum() / 2)
+            # Products of outputs in rationals; 1 less their cosine in 60 digits.
+            u, v = (in_rationals(model, x) for model in (one, two))
+            of_each = exact(weights)[:, None]
+            with mp.workdps(60):
+                uv, uu, vv = (
+                    mp.mpf(total.numerator) / total.denominator
+                    for total in ((of_each * y * z).sum() for y, z in ((u, v), (u, u), (v, v)))
+                )
+                return float(1 - uv / mp.sqrt(uu * vv))
 
         found = tnsim.change(a, b, metric, of="similarity")
         limits = {"rtol": 1e-6, "limited_by": "the digits of near models"}
@@ -459,11 +463,14 @@ def moved(layer, by):
     return tnsim.Bilinear(layer.left, layer.right, layer.down + by)
 
 
-def forward_in_long_double(model, x):
-    state = x.astype(np.longdouble)
+exact = np.vectorize(Fraction, otypes=[object])
+
+
+def in_rationals(model, x):
+    state = exact(x)
     for layer in model.layers:
         left, right, down = (
-            getattr(layer.layer, name).astype(np.longdouble).T for name in ("left", "right", "down")
+            exact(getattr(layer.layer, name)).T for name in ("left", "right", "down")
         )
         state = state + ((state @ left) * (state @ right)) @ down
     return state
