@@ -300,7 +300,9 @@ def checked(function: Any = None, *, own: str = "") -> Any:
         # Arguments beyond the last parameter are refused by the function.
         args = (*map(read, order, args), *args[len(order) :])
         options = {option: read(option, value) for option, value in options.items()}
-        if jax.config.jax_numpy_dtype_promotion == "standard":  # pyright: ignore
+        # Strict promotion of types is for the caller's own code: tnsim's mixes integers and floats.
+        promotion = jax.config.jax_numpy_dtype_promotion  # pyright: ignore[reportAttributeAccessIssue]
+        if promotion == "standard":
             return function(*args, **options)
         with jax.numpy_dtype_promotion("standard"):
             return function(*args, **options)

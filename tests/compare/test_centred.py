@@ -463,13 +463,13 @@ def test_means_of_networks_with_a_hidden_layer(n_ctx):
     rng = generator(9)
     mean, cov = rng.normal(size=2), np.array([[1.0, 0.3], [0.3, 0.5]])
     metric = tnsim.Gaussian(mean, cov)
-    x, weights = quadrature(120, mean, cov)
+    x, weights = quadrature(200, mean, cov)
 
     def gelu(offset):
         first, last = linear(rng, 2, 5, bias=True), rng.normal(size=(2, 5))
         return tnsim.Model([first, tnsim.Elementwise("gelu"), tnsim.Linear(last, offset)], n_ctx)
 
-    a, b, far = gelu(np.zeros(2)), gelu(np.ones(2)), gelu(np.full(2, 9.0))
+    a, b, far = gelu(np.zeros(2)), gelu(np.ones(2)), gelu(np.full(2, 30.0))
 
     share = partial(share_of_mean, x, weights)
     of_a, of_b, of_far = (share((1, model)) for model in (a, b, far))
