@@ -10,6 +10,7 @@ from commands import command, told
 from oracles import bilinear, linear, quadrature
 from refusals import refused
 from seeds import generator
+from sequence_cases import slow
 from sequence_oracles import attention
 
 import tnsim
@@ -401,7 +402,7 @@ def test_means_of_attention(mean):
     assert_close(run.mean_share_a.values, wanted, scale=1.0, rtol=1e-10)
 
 
-@pytest.mark.parametrize("kind", ["wide", "lifted", "attention twice"])
+@pytest.mark.parametrize("kind", ["wide", "lifted", slow("attention twice")])
 def test_means_of_a_closure(kind):
     """The norm is that of the mean and that of the rest, where only a plan knows both."""
     rng = generator(14)
