@@ -17,6 +17,7 @@ from sequence_oracles import attention
 import tnsim
 from tnsim.compare import by_features
 from tnsim.compare.by_points import reading_of
+from tnsim.models.functions import ALONE
 from tnsim.problems import at_points as passes
 from tnsim.problems import batches
 
@@ -317,6 +318,37 @@ def test_batches_follow_the_budget(name, dtype, rng, monkeypatch):
     assert many[1] <= 4 * many[0]
     with refused(r"for a single input here, and the budget is", tnsim.TooLarge):
         tnsim.similarity(*models, metric, dtype=dtype, budget=tnsim.Budget(memory_bytes=least / 2))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_batches_of_functions_follow_their_outputs(dtype, rng):
+    """Logits are larger than all else; functions of NumPy, whose allocations Python counts."""
+    first, second = rng.normal(size=(2, 7, 500))
+    functions = [lambda tokens: first[tokens], lambda tokens: second[tokens]]
+    metric = tnsim.Empirical(rng.integers(0, 7, size=(30, 120)))
+    wanted = tnsim.similarity(*functions, metric, dtype=dtype)
+    digits = {"rtol": 1e-13}
+    if dtype == "float32":
+        digits = {"rtol": 1e-5, "limited_by": "float32"}
+    least = batches.needs((), metric.points(None), dtype, 2 * 120 * 500).least
+    for inputs in (1, 2, 4):  # one or two do not tell whether a function reads its batch
+        budget = tnsim.Budget(memory_bytes=int(1.01 * inputs * least))
+        tracemalloc.start()
+        try:
+            found = tnsim.similarity(*functions, metric, dtype=dtype, budget=budget)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert peak <= max(inputs, ALONE) * least + 2**20  # means and norms of outputs by group
+        assert_close(found, wanted, scale=1.0, **digits)
+        less_each = [lambda x, f=f: f(x) - f(x).mean(axis=0) for f in functions]
+        with refused("where other inputs stand in its batch"):
+            tnsim.similarity(*less_each, metric, dtype=dtype, budget=budget)
+    run = tnsim.pairwise(functions, metric, dtype=dtype, budget=budget)
+    assert_close(run.similarity[0, 1], wanted, scale=1.0, **digits)
+    with refused(r"for a single input here, and the budget is", tnsim.TooLarge):
+        half = tnsim.Budget(memory_bytes=int(least / 2))
+        tnsim.similarity(*functions, metric, dtype=dtype, budget=half)
 
 
 def test_an_input_beyond_the_memory_is_refused_before_it_is_made(rng):

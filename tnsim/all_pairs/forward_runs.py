@@ -32,7 +32,9 @@ from tnsim.problems.at_points import Sums
 from tnsim.problems.batches import GROUPS, STARTING, Part
 from tnsim.problems.tensors.kinds import kinds
 
-_BATCH = 1024  # inputs on which a function runs at once for its digest
+# Inputs on which a function runs at once for its digest, and bytes of their outputs. They follow no
+# free memory, as the last digits of outputs may depend on them.
+_BATCH, _BATCH_BYTES = 1024, 2**28
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,8 @@ class ForwardRun(RouteOfRun):
             passes[layers] for entry in entries for _, layers in entry.bases if layers in passes
         ]
         work = again * sum(each.multiplications for each in every) + run.pairs * outputs
-        batch = min(points.count * needed.each, batches.BATCH_BYTES, run.available / 2)
+        most = batches.FUNCTION_BYTES if self._outputs_of_functions() else batches.BATCH_BYTES
+        batch = min(points.count * needed.each, most, run.available / 2)
         return self.priced(
             run,
             tile,
@@ -138,10 +141,15 @@ class ForwardRun(RouteOfRun):
 
     def _needs(self, count: int) -> batches.Needs:
         """Bytes of forward passes of `count` models, all of them the model that needs most."""
-        several = self.models.examples.values()
-        dtype = self.setting.dtype
-        every = [batches.needs([model] * count, self.points, dtype) for model in several]
-        return max(every, key=lambda needed: needed.least, default=batches.Needs(0.0, 0.0))
+        points, dtype = self.points, self.setting.dtype
+        every = [batches.needs([x] * count, points, dtype) for x in self.models.examples.values()]
+        every.append(batches.needs((), points, dtype, count * self._outputs_of_functions()))
+        return max(every, key=lambda needed: needed.least)
+
+    def _outputs_of_functions(self) -> int:
+        """Number of output values of a plain function at a point, 0 where all are models."""
+        of_functions = [entry for entry in self.models.entries if entry.d_in is None]
+        return max((entry.d_out * (entry.n_ctx or 1) for entry in of_functions), default=0)
 
 
 def _sums(
@@ -182,14 +190,15 @@ def function_entry(source: Source, metric: Any, stored: bool) -> Entry:
     outputs = outputs_of(function, points.block(0, 1).inputs)
     digest = f"function {id(function):x}"
     if stored:
-        digest = f"function {_digest_of_outputs(function, points)}"
+        rows = max(1, min(_BATCH, _BATCH_BYTES // outputs[0].nbytes))
+        digest = f"function {_digest_of_outputs(function, points, rows)}"
     return Entry(
         source=source,
         digest=digest,
         bases=((digest, ()),),
         d_in=None,
         d_out=outputs.shape[-1],
-        n_ctx=outputs.shape[1] if outputs.ndim == 3 else None,
+        n_ctx=math.prod(outputs.shape[1:-1]) if outputs.ndim > 2 else None,
         degree=1,
         nonlinear=0,
         terms=1,
@@ -197,10 +206,10 @@ def function_entry(source: Source, metric: Any, stored: bool) -> Entry:
     )
 
 
-def _digest_of_outputs(function: Any, points: Points) -> str:
-    """The digest of a function's outputs on all points, batch by batch, 32 hex digits."""
-    starts = range(0, points.count, _BATCH)
-    batches = (points.block(start, min(start + _BATCH, points.count)) for start in starts)
+def _digest_of_outputs(function: Any, points: Points, rows: int) -> str:
+    """The digest of a function's outputs on all points, in batches of rows, 32 hex digits."""
+    starts = range(0, points.count, rows)
+    batches = (points.block(start, min(start + rows, points.count)) for start in starts)
     return content_hash([content_hash(outputs_of(function, batch.inputs)) for batch in batches])
 
 

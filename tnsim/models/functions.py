@@ -16,6 +16,8 @@ from tnsim.options import shown
 
 Function: TypeAlias = Callable[[Any], Any]
 """A map from a batch of inputs to outputs (points, out) or (points, positions, out)."""
+ALONE = 2
+"""Inputs that run once more, apart from their batch, to tell whether outputs depend on it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,11 +89,17 @@ def refused_under(metric: Any) -> ModelError:
     )
 
 
-def outputs_of(function: Function, inputs: Any) -> np.ndarray:
+def outputs_of(function: Function, inputs: Any, apart: bool = True) -> np.ndarray:
     """The outputs of a plain function on a batch, in NumPy.
 
     A PyTorch module is called with a tensor of the precision and on the device of its parameters,
     other functions with the NumPy array itself.
+
+    Args:
+        function: Plain function or PyTorch module.
+        inputs: Batch of inputs.
+        apart: Whether the last inputs run apart once more, to tell whether outputs depend on what
+            else is in the batch.
 
     Raises:
         ModelError: The outputs are no array with a row for every input, a row depends on the other
@@ -100,8 +108,8 @@ def outputs_of(function: Function, inputs: Any) -> np.ndarray:
     """
     outputs = _host_outputs(function, inputs)
     # The size of a batch is ours to choose, so nothing may depend on it.
-    if len(inputs) > 2:
-        check_rows_alone(function, _host_outputs(function, inputs[-2:]), outputs[-2:])
+    if apart and len(inputs) > ALONE:
+        check_rows_alone(function, _host_outputs(function, inputs[-ALONE:]), outputs[-ALONE:])
     return outputs
 
 

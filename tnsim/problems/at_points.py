@@ -65,7 +65,6 @@ from tnsim.scaled import (
     library,
     magnified,
     share_of_squares,
-    shifted,
     split,
     stacked,
     taken,
@@ -83,10 +82,17 @@ Mode: TypeAlias = Literal["eager", "compiled", "traced"]
 """How forward passes run: in NumPy, as compiled programs, or in a trace of the caller's."""
 
 
-_KEPT_BATCHES = 32  # batches with products that wait to be added up
+# Batches whose products, and whose means, wait to be added up. A mean has all outputs.
+_KEPT_BATCHES, _KEPT_MEANS = 32, 4
 
 
 _EAGER = 2**27  # multiplications below which compiling takes longer than computing
+
+
+_MANY = 16  # inputs beside which a few more take little time
+
+
+_MOST_SHIFTED = 10_000  # exponents beyond those of floats
 
 
 _FIRST_LINE = 10.0  # seconds after which the first line of progress is logged, each later at twice
@@ -195,6 +201,8 @@ def sums(
                 batches.append(_gram_block(first, second, slices))
                 if means:
                     added.append([_means(side, batch) for side in (first, second)])
+                    if len(added) == _KEPT_MEANS:
+                        added = [_added_means(added)]
                 # Adding up now and then keeps the number of waiting sums bounded.
                 if len(batches) == _KEPT_BATCHES:
                     batches = [GramBlock(*(add(same) for same in _by_field(batches)))]
@@ -209,11 +217,13 @@ def sums(
     joined = GramBlock(*(_joined(same) for same in _by_field(grams)))
     found = None
     if means:
-        of_rows, of_columns = zip(*added, strict=True)
-        found = tuple(
-            [add(same) for same in zip(*side, strict=True)] for side in (of_rows, of_columns)
-        )
+        found = tuple(_added_means(added))
     return Sums(*joined, np.concatenate(shares), found)
+
+
+def _added_means(batches: Sequence[list[list[ScaledSum]]]) -> list[list[ScaledSum]]:
+    """The sums over batches of the means of all rows, and of all columns."""
+    return [[add(same) for same in zip(*side, strict=True)] for side in zip(*batches, strict=True)]
 
 
 def _means(vectors: Sequence[Vector], batch: WeightedPoints) -> list[ScaledSum]:
@@ -312,6 +322,7 @@ class _Runner:
         self.step, self.rest = after, _vector_behind
         if mode == "compiled":
             self.step, self.rest = _compiled_step, _compiled_rest
+        self.asked: set[int] = set()
         # The layers in scientific notation of `_scaled_layer`, with the units of their inputs.
         self.made: dict[tuple[int, bool], tuple[Unit, Scaled[Layer]]] = {}
 
@@ -322,7 +333,7 @@ class _Runner:
         halves = batch.log_weights / (2 * LOG_2)
         vectors: dict[int, Vector] = {}
         for key, function in self.functions.items():
-            vectors[key] = self._of_function(function, batch, halves)
+            vectors[key] = self._of_function(key, function, batch, halves)
         for keys in self._by_next_layer(self.models, 0):
             inputs: Any = read[keys[0]]
             unit: Unit = np.zeros(())
@@ -400,19 +411,32 @@ class _Runner:
             self.made[place] = inputs, Scaled(weights, np.asarray(exponent))
         return self.made[place][1]
 
-    def _of_function(self, function: Function, batch: WeightedPoints, halves: Any) -> Vector:
+    def _of_function(
+        self, key: int, function: Function, batch: WeightedPoints, halves: Any
+    ) -> Vector:
         """The vector of a plain function.
 
         Outputs may be of any size that a float has, as those of models may: their largest entry
         becomes a number near 1, for every input, and for every output where these are told apart.
         """
-        outputs = outputs_of(function, batch.inputs).astype(np.float64)
+        # What else is in a batch plays no part: asked first, and where it costs next to nothing.
+        apart = key not in self.asked or len(batch.inputs) >= _MANY
+        self.asked.add(key)
+        outputs = outputs_of(function, batch.inputs, apart)
+        if outputs.dtype.kind != "f":
+            outputs = outputs.astype(np.float64)
+        # Logits are large: nothing of their size is made but what is kept.
         axes = tuple(range(1, outputs.ndim - self.slices))
-        exponents = split(abs(outputs).max(axis=axes, keepdims=True)).exponent
-        outputs = shifted(outputs, -exponents).astype(self.dtype)
-        xp = jnp if self.mode == "traced" else np
-        state = Scaled(xp.asarray(outputs), exponents.reshape(len(outputs), -1))
-        return self._finished_vector(vector_of(state, halves, self.together))
+        highest, lowest = (f(axis=axes, keepdims=True) for f in (outputs.max, outputs.min))
+        exponents = split(np.maximum(highest, -lowest).astype(np.float64)).exponent
+        mantissas = np.empty(outputs.shape, self.dtype)
+        by = (-exponents.clip(-_MOST_SHIFTED)).astype(np.int32)  # a row of zeros has none
+        np.ldexp(outputs, by, out=mantissas, dtype=np.float64, casting="same_kind")
+        exponents = exponents.reshape(len(outputs), -1)
+        if self.mode == "traced":
+            return vector_of(Scaled(jnp.asarray(mantissas), exponents), halves, self.together)
+        vector = vector_of(Scaled(mantissas, exponents), halves, self.together, out=mantissas)
+        return self._finished_vector(vector)
 
     def _finished_vector(self, vector: Vector) -> Vector:
         """The vector with its small arrays in NumPy's float64, except in a trace."""
@@ -450,13 +474,16 @@ def _vector_behind(
 _compiled_rest = jax.jit(_vector_behind, static_argnums=(3, 4))
 
 
-def vector_of(outputs: State, halves: Any, together: int = 1) -> Vector:
+def vector_of(
+    outputs: State, halves: Any, together: int = 1, out: np.ndarray | None = None
+) -> Vector:
     """The vector of some outputs: those of each point times the root of its weight.
 
     Args:
         outputs: Outputs at the points.
         halves: Logarithms to base 2 of the roots of the weights.
         together: Number of groups of points, which follow each other.
+        out: Array of NumPy for the products, which may be the outputs themselves.
     """
     values, exponents = outputs
     xp = library(values)
@@ -468,13 +495,17 @@ def vector_of(outputs: State, halves: Any, together: int = 1) -> Vector:
     # Shapes: values (points, ..., out), factors (points, 1, ..., 1 or out); the result has outputs
     # first and one row of features for each.
     factors = factors.reshape(len(values), *(1,) * (values.ndim - 2), -1)
-    values = xp.moveaxis(values * factors, -1, 0).reshape(values.shape[-1], -1)
+    weighted = values * factors if out is None else np.multiply(values, factors, out=out)
+    values = xp.moveaxis(weighted, -1, 0).reshape(values.shape[-1], -1)
     lengths = xp.sqrt(_squares(values, together))
     return Vector(values, exponent, lengths, lengths)
 
 
 def _squares(values: Any, together: int) -> Float[Any, "groups out"]:
     """Sums of squared features (out, features) by group."""
+    if library(values) is np:  # without a second array of their size
+        by_group = values.reshape(len(values), together, -1)
+        return np.einsum("ogf,ogf->go", by_group, by_group, dtype=np.float64)
     return (values * values).reshape(len(values), together, -1).sum(axis=2).T
 
 
@@ -501,14 +532,18 @@ def _sum_vector(terms: Terms, vectors: dict[int, Vector], dtype: str) -> Vector:
     """The vector of a sum of parts."""
     own = [vectors[id(part)] for _, part in terms]
     mantissas, powers = split(np.array([float(coefficient) for coefficient, _ in terms]))
+    # Mantissas from 1 to 2, so that a model by itself is its vector as it is.
+    mantissas, powers = 2 * mantissas, powers - 1
     # sum_m c_m 2^(e_m) v_m; the largest of the factors c_m 2^(e_m) is taken out as 2^exponent.
     powers = np.stack([vector.exponent for vector in own]) + powers[:, None]
     exponent = powers.max(axis=0)
     factors = mantissas[:, None] * np.exp2(powers - exponent)
-    values: Any = sum(
-        vector.values * factor.astype(dtype)[:, None]
-        for factor, vector in zip(factors, own, strict=True)
-    )
+    values: Any = own[0].values
+    if len(own) > 1 or (factors != 1.0).any():
+        values = sum(
+            vector.values * factor.astype(dtype)[:, None]
+            for factor, vector in zip(factors, own, strict=True)
+        )
     lengths = np.stack([vector.lengths for vector in own])
     sizes = (abs(factors)[:, None] * lengths).sum(axis=0)
     if len(own) == 1:
@@ -536,7 +571,8 @@ def _stacked_vectors(vectors: Sequence[Vector]) -> list[FeatureBlock]:
     """Vectors as a block with an axis of models for each group; a common scale has no axis of
     outputs."""
     xp = library(vectors[0].values)
-    values = xp.stack([vector.values for vector in vectors])
+    alone = len(vectors) == 1
+    values = vectors[0].values[None] if alone else xp.stack([vector.values for vector in vectors])
     exponent = np.stack([vector.exponent for vector in vectors])
     if exponent.shape[1] == 1:
         exponent = exponent[:, 0]

@@ -17,7 +17,7 @@ from tnsim.engine.budget import Budget
 from tnsim.engine.ir.dtypes import ITEM_BYTES
 from tnsim.errors import TooLarge
 from tnsim.metrics.points import Points, WeightedPoints
-from tnsim.models.functions import Function
+from tnsim.models.functions import ALONE, Function, outputs_of
 from tnsim.models.model import Model
 from tnsim.problems.tensors.kinds import Kinds, LayerKind, kinds
 
@@ -30,7 +30,10 @@ GROUPS = 32  # groups of draws: their standard error is known to an eighth of it
 BATCH_BYTES = 2**27  # inputs, states and outputs in flight; larger batches are no faster
 
 
-_FUNCTION_BATCH = 1024  # points of a batch for a function of unknown memory
+FUNCTION_BYTES = 2**31  # the same of plain functions, which read all of their weights every time
+
+
+_FUNCTION_BATCH = 1024  # points of a batch for a function, whose states are unknown
 
 
 STARTING, _MULTIPLIED, _WRITTEN, _BRANCHING = 0.006, 2e10, 3e8, 3
@@ -54,9 +57,9 @@ class Needs(NamedTuple):
         """Number of bytes of a batch of a single point."""
         return self.beside + self.each
 
-    def most(self, count: int) -> float:
+    def most(self, count: int, limit: int = BATCH_BYTES) -> float:
         """Number of bytes of the largest batch of `count` points that is run at once."""
-        return max(self.least, self.beside + min(BATCH_BYTES, count * self.each))
+        return max(self.least, self.beside + min(limit, count * self.each))
 
 
 def multiplications(layers: Kinds, positions: int, points: Points) -> int:
@@ -172,10 +175,11 @@ def batches_of_groups(
     """
     count = len(groups(points))
     largest = math.ceil(points.count / count)
-    size = batch_size(parts, points, largest, dtype, budget)
+    most = _largest_batch(parts, points, dtype, budget)
+    size = _batch_of(points, largest, most)
     if size < largest or count == 1 or points.continuations:
         return size, 1
-    room = batch_size(parts, points, points.count, dtype, budget) // size
+    room = _batch_of(points, points.count, most) // size
     return size, math.ceil(count / math.ceil(count / max(1, room)))
 
 
@@ -187,17 +191,40 @@ def batch_size(
     Raises:
         TooLarge: A single point is over the budget.
     """
-    needed = needs(parts, points, dtype)
-    room = budget.room(0, needed.most(points.count))
-    check_room(needed.least, room, "forward passes")
-    most = max(1, int(min(BATCH_BYTES, room - needed.beside) / max(1.0, needed.each)))
-    if not all(isinstance(part, Model) for part in parts):
-        most = min(most, _FUNCTION_BATCH)
+    return _batch_of(points, apart, _largest_batch(parts, points, dtype, budget))
+
+
+def _batch_of(points: Points, apart: int, most: int) -> int:
+    """`apart` points divided evenly into batches of at most `most`."""
     # Beginnings of sequences are shared within a batch, so its size follows their tree.
     if points.continuations:
         return points.aligned(most)
     # Even batches: as few as memory allows, and none that is nearly empty.
     return math.ceil(apart / math.ceil(apart / most))
+
+
+def _largest_batch(parts: Sequence[Part], points: Points, dtype: str, budget: Budget) -> int:
+    """Number of points that run at once within the memory allowed."""
+    functions = [part for part in parts if not isinstance(part, Model)]
+    # Functions that are compared have outputs of one shape, so any of them tells how many.
+    several = len(functions) and points.count > ALONE
+    outputs = len(functions) * _outputs_of_function(functions[0], points) if several else 0
+    needed = needs(parts, points, dtype, outputs)
+    limit = FUNCTION_BYTES if functions else BATCH_BYTES
+    room = budget.room(0, needed.most(points.count, limit))
+    check_room(needed.least, room, "forward passes")
+    most = max(1, int(min(limit, room - needed.beside) / max(1.0, needed.each)))
+    if functions:
+        most = min(most, _FUNCTION_BATCH)
+        if several and most <= ALONE:  # too few to tell whether they depend on one another
+            for function in functions:
+                outputs_of(function, points.block(0, ALONE + 1).inputs)
+    return most
+
+
+def _outputs_of_function(function: Function, points: Points) -> int:
+    """Number of output values of a plain function at a point, from a run at a few."""
+    return outputs_of(function, points.block(0, ALONE).inputs)[0].size
 
 
 def check_room(least: float, room: float, what: str) -> None:
@@ -216,13 +243,16 @@ def check_room(least: float, room: float, what: str) -> None:
         )
 
 
-def needs(parts: Iterable[Part], points: Points, dtype: str) -> Needs:
+def needs(
+    parts: Iterable[Part], points: Points, dtype: str, outputs_of_functions: int = 0
+) -> Needs:
     """Bytes that the forward passes of functions take together, an upper bound for models.
 
     Args:
-        parts: Models, or functions, for which only the inputs are counted.
+        parts: Models, or functions, whose states are unknown.
         points: Points of the measure.
         dtype: Precision of the forward passes.
+        outputs_of_functions: Number of output values of all functions together at a point.
 
     Example:
         >>> import tnsim
@@ -232,7 +262,9 @@ def needs(parts: Iterable[Part], points: Points, dtype: str) -> Needs:
         True
     """
     item = ITEM_BYTES[dtype]
-    kept, widest, weights, masks, read = 0.0, 0.0, 0, 0, 0
+    # The outputs of functions as given, up to float64; then as compared, and twice in stacks.
+    given = 8 * outputs_of_functions
+    kept, widest, weights, masks, read = 3.0 * outputs_of_functions, 0.0, 0, 0, 0
     parts = list(parts)
     layers_of = [id(layer) for part in parts if isinstance(part, Model) for layer in part.layers]
     in_common = len(set(layers_of)) < len(layers_of)
@@ -257,7 +289,7 @@ def needs(parts: Iterable[Part], points: Points, dtype: str) -> Needs:
             masks = max(masks, positions**2)
     # The mask is made in float64 and cast: two copies with a score, four before any score.
     beside = item * weights + 17 * masks + 4 * points.together * read
-    return Needs(beside, 3 * read + item * (kept + widest + waiting))
+    return Needs(beside, 3 * read + given + item * (kept + widest + waiting))
 
 
 def _state_numbers(layer: LayerKind, seen: int) -> int:

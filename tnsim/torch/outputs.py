@@ -43,6 +43,7 @@ from tnsim.metrics.points import WeightedPoints
 from tnsim.models.arrays import host_array, numbers, requires_grad
 from tnsim.models.checks import check_untraced
 from tnsim.models.functions import (
+    ALONE,
     array_at,
     check_rows_alone,
     in_rows,
@@ -260,9 +261,9 @@ def _of_function(function: Any, mean: Mean | None) -> Run:
                 "a function gives outputs that are NaN or infinite, first for input "
                 f"{start + int(finite.int().argmin())}"
             )
-        if len(outputs) > 2:
-            few = outputs[-2:].detach().cpu().numpy()
-            check_rows_alone(function, outputs_of(function, batch.inputs[-2:]), few)
+        if len(outputs) > ALONE:
+            few = outputs[-ALONE:].detach().cpu().numpy()
+            check_rows_alone(function, outputs_of(function, batch.inputs[-ALONE:]), few)
         if mean is not None:
             rest = outputs - torch.from_numpy(mean.values).to(outputs.device)
             outputs = rest * 0.0 if mean.is_all else rest
