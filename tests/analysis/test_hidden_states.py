@@ -7,6 +7,7 @@ from oracles import bilinear, linear_cka
 from refusals import refused
 
 import tnsim
+from tnsim.analysis.baselines import BATCH
 
 torch = pytest.importorskip("torch", reason="hidden states are those of modules")
 nn = torch.nn
@@ -90,6 +91,23 @@ def test_a_container_goes_by_the_name_that_is_asked_for(nets, tokens):
         assert (found[f"blocks.{n}"] == every[f"blocks.{n}.2"]).all()
     shown = tnsim.layer_similarity(*nets, tokens, layers="blocks.?")
     assert shown.a.values.tolist() == ["blocks.0", "blocks.1"]
+
+
+def test_a_container_called_twice_has_the_states_of_both_calls(rng):
+    block = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+    found = tnsim.hidden_states(nn.Sequential(block, block), x := rng.normal(size=(3, 2)), "0*")
+    assert list(found) == ["0.0", "0.1", "0.0 (2)", "0.1 (2)"]
+    chosen = tnsim.hidden_states(nn.Sequential(block, block), x, ["0", "0 (2)"])
+    assert [np.array_equal(chosen[n], found[m]) for n, m in (("0", "0.1"), ("0 (2)", "0.1 (2)"))]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_batches_agree_on_what_a_container_is(order):
+    """In place, ReLU changes nothing in the batch of positive inputs."""
+    x = np.linspace(-1, 3, 2 * BATCH)[::order, None]
+    found = tnsim.hidden_states(nn.Sequential(nn.Tanh(), nn.ReLU(inplace=True)), x)
+    assert list(found) == ["0", "1"]
+    assert_close(found["1"], np.tanh(x).clip(0), rtol=1e-12, limited_by="two tanh")
 
 
 def test_every_part_against_every_part(nets, tokens):

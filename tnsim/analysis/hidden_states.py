@@ -188,25 +188,42 @@ def _of_model(model: Model, x: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def _of_module(module: Any, x: np.ndarray) -> tuple[dict[str, np.ndarray], dict[str, list[str]]]:
-    """Outputs of all parts of a module, seen by hooks, and containers that hand them on."""
-    batches: list[dict[str, Any]] = []
+    """Outputs of all parts of a module, seen by hooks, and containers that hand them on.
+
+    Which parts have a row for every input, and which hand on what they are given, is asked of all
+    batches: experts may be given a whole batch by chance, and a ReLU in place changes nothing where
+    a batch has positive numbers alone.
+    """
+    batches = [_hooked_outputs(module, x[at : at + BATCH]) for at in range(0, len(x), BATCH)]
+    (seen, handed), *others = batches
+    names = [name for name in seen if all(name in states for states, _ in others)]
+    if not names and any(map(_is_program, module.modules())):
+        raise ModelError(
+            "a TorchScript program keeps the outputs of its parts to itself: load its state_dict() "
+            "into the nn.Module that it was made from, and give that one"
+        )
+    if not names:
+        raise ModelError("the module has no parts with outputs; compare it as a whole")
     containers: dict[str, list[str]] = {}
-    for at in range(0, len(x), BATCH):
-        states, containers = _hooked_outputs(module, x[at : at + BATCH])
-        batches.append(states)
-    joined = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+    for name, part in handed.items():
+        if name in names and all(known.get(name) == part for _, known in others):
+            containers.setdefault(part, []).append(name)
+    inner = set(names).difference(*containers.values())
+    joined = {
+        name: np.concatenate([states[name] for states, _ in batches])
+        for name in names
+        if name in inner
+    }
     return joined, containers
 
 
-def _hooked_outputs(
-    module: Any, x: np.ndarray
-) -> tuple[dict[str, np.ndarray], dict[str, list[str]]]:
+def _hooked_outputs(module: Any, x: np.ndarray) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """Outputs of all parts of a module on a batch, in the order of the computation.
 
-    The names of containers that hand on the output of a part stand under the name of the part.
+    Beside them are the names of parts that hand on the output of another part, and its name.
     """
     seen: dict[str, np.ndarray] = {}
-    containers: dict[str, list[str]] = {}
+    handed: dict[str, str] = {}
     known: list[tuple[Any, str]] = []  # outputs are kept alive, so that none has the id of another
     hooks = []
 
@@ -219,16 +236,18 @@ def _hooked_outputs(
         # Masks and caches have no row for each input.
         if states.dtype.kind != "f" or states.ndim < 2 or len(states) != len(x):
             return
-        states = _flat_states(states)  # a copy, which operations in place leave alone
-        for other, its_name in known:
-            # A container hands on the output of a part, as dropout does that is off.
-            if other is array and np.array_equal(states, seen[its_name]):
-                containers.setdefault(its_name, []).append(name)
-                return
         # A part may be called several times, as in shared layers.
         calls = sum(call == name or call.startswith(f"{name} (") for call in seen)
         label = f"{name} ({calls + 1})" if calls else name
-        known.append((array, label))
+        states = _flat_states(states)  # a copy, which operations in place leave alone
+        # A container hands on the output of a part, as dropout does that is off.
+        for other, its_name in known:
+            if other is array and np.array_equal(states, seen[its_name]):
+                handed[label] = its_name
+                states = seen[its_name]
+                break
+        else:
+            known.append((array, label))
         seen[label] = states
 
     for name, part in module.named_modules():
@@ -239,14 +258,7 @@ def _hooked_outputs(
     finally:
         for hook in hooks:
             hook.remove()
-    if not seen and any(map(_is_program, module.modules())):
-        raise ModelError(
-            "a TorchScript program keeps the outputs of its parts to itself: load its state_dict() "
-            "into the nn.Module that it was made from, and give that one"
-        )
-    if not seen:
-        raise ModelError("the module has no parts with outputs; compare it as a whole")
-    return seen, containers
+    return seen, handed
 
 
 def _is_program(part: Any) -> bool:
