@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from closeness import assert_close
+from closeness import LARGEST, assert_close
 from oracles import bilinear, linear_cka
 from refusals import refused
 
@@ -174,6 +174,19 @@ def test_models_and_checkpoints(rng, tmp_path):
         tnsim.layer_similarity(*models, 0)
     with refused(r"layers of a module.*found Combination"):
         tnsim.layer_similarity(models[0] - models[0], models[1], 5)
+
+
+def test_models_read_token_ids_and_refuse_inputs_of_another_shape(rng):
+    layers = tnsim.Linear(rng.normal(size=(3, 4))), bilinear(rng, 3, 2, 2)
+    model, tokens = tnsim.Model(layers, n_ctx=2), rng.integers(0, 4, size=(5, 2))
+    found = tnsim.hidden_states(model, tokens)
+    for name, states in tnsim.hidden_states(model, np.eye(4)[tokens]).items():
+        assert_close(found[name], states, scale=LARGEST, rtol=1e-14)
+    vectors = tnsim.Model(layers)
+    assert list(tnsim.hidden_states(vectors, np.ones((5, 4), int))) == ["layer 0", "layer 1"]
+    for x in (np.ones(4), np.ones((5, 3))):
+        with refused(r"read inputs of shape \(n, 4\)"):
+            tnsim.hidden_states(vectors, x)
 
 
 def test_a_picture_and_what_is_refused(nets, tokens):

@@ -21,6 +21,7 @@ from tnsim.checkpoints.given import given_model
 from tnsim.errors import ModelError
 from tnsim.models.arrays import detached, host_array
 from tnsim.models.checks import Seed
+from tnsim.models.forward import as_read, is_tokens, plain_states
 from tnsim.models.functions import array_of, batch_of_inputs, run_module
 from tnsim.models.model import AnyModel, Model
 from tnsim.options import checked, is_list, shown
@@ -176,15 +177,17 @@ def _state_rows(states: np.ndarray, numbers: np.ndarray) -> np.ndarray:
 
 def _of_model(model: Model, x: np.ndarray) -> dict[str, np.ndarray]:
     """Outputs after every layer of a model."""
-    states = {}
-    for n in range(len(model.layers)):
-        # The first layers are a model of their own, whose outputs are the hidden states.
-        beginning = Model(model.layers[: n + 1], model.n_ctx)
-        batches = [beginning(x[at : at + BATCH]) for at in range(0, len(x), BATCH)]
-        states[f"layer {n}"] = _flat_states(
-            np.concatenate([np.asarray(batch) for batch in batches])
-        )
-    return states
+    if model.n_ctx is None and is_tokens(x):
+        x = x.astype(np.float64)  # whole numbers of vectors
+    # Layers of vectors also take sequences of any length.
+    if model.n_ctx is not None or x.ndim < 3 or x.shape[-1] != model.d_in:
+        x = as_read(model, x)
+    batches = [
+        {n: _flat_states(np.asarray(state)) for n, state in plain_states(model.layers, some) if n}
+        for some in (x[at : at + BATCH] for at in range(0, len(x), BATCH))
+    ]
+    # State n stands behind the layer of the number before it.
+    return {f"layer {n - 1}": np.concatenate([batch[n] for batch in batches]) for n in batches[0]}
 
 
 def _of_module(module: Any, x: np.ndarray) -> tuple[dict[str, np.ndarray], dict[str, list[str]]]:
