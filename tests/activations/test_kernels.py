@@ -573,6 +573,18 @@ def test_steps_without_variance_are_shut_at_their_threshold():
         assert_close(found[1], first, rtol=1e-14)
 
 
+def test_tails_without_variance_are_whole_or_none():
+    """Units of ELU that do not vary have its value, at its kink as well."""
+    f, mean = activation("elu"), np.array([0.0, -1e-200, -0.5, 1e-200, 2.0])
+    values, one = (NormalInputs(x, np.zeros((len(x), 1))) for x in (mean, np.ones(1)))
+    for found in (
+        kernel(f, "identity", values, one).values[:, 0],
+        first_moments(f, values)[0],
+        coefficients(f, mean, 0 * mean, 2)[0],
+    ):
+        assert_close(found, f(mean), scale=1.0, rtol=1e-15)
+
+
 @pytest.mark.full
 def test_gradients_of_gated_units_are_finite_differences():
     """A pair of equal gates, computed alone, among pairs of the series."""

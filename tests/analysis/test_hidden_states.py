@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
-from closeness import assert_close
+from closeness import LARGEST, assert_close
 from oracles import bilinear, linear_cka
 from refusals import refused
 
 import tnsim
+from tnsim.analysis.baselines import BATCH
 
 torch = pytest.importorskip("torch", reason="hidden states are those of modules")
 nn = torch.nn
@@ -92,6 +93,23 @@ def test_a_container_goes_by_the_name_that_is_asked_for(nets, tokens):
     assert shown.a.values.tolist() == ["blocks.0", "blocks.1"]
 
 
+def test_a_container_called_twice_has_the_states_of_both_calls(rng):
+    block = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+    found = tnsim.hidden_states(nn.Sequential(block, block), x := rng.normal(size=(3, 2)), "0*")
+    assert list(found) == ["0.0", "0.1", "0.0 (2)", "0.1 (2)"]
+    chosen = tnsim.hidden_states(nn.Sequential(block, block), x, ["0", "0 (2)"])
+    assert [np.array_equal(chosen[n], found[m]) for n, m in (("0", "0.1"), ("0 (2)", "0.1 (2)"))]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_batches_agree_on_what_a_container_is(order):
+    """In place, ReLU changes nothing in the batch of positive inputs."""
+    x = np.linspace(-1, 3, 2 * BATCH)[::order, None]
+    found = tnsim.hidden_states(nn.Sequential(nn.Tanh(), nn.ReLU(inplace=True)), x)
+    assert list(found) == ["0", "1"]
+    assert_close(found["1"], np.tanh(x).clip(0), rtol=1e-12, limited_by="two tanh")
+
+
 def test_every_part_against_every_part(nets, tokens):
     found = tnsim.layer_similarity(*nets, tokens)
     first, second = (tnsim.hidden_states(net, tokens) for net in nets)
@@ -156,6 +174,19 @@ def test_models_and_checkpoints(rng, tmp_path):
         tnsim.layer_similarity(*models, 0)
     with refused(r"layers of a module.*found Combination"):
         tnsim.layer_similarity(models[0] - models[0], models[1], 5)
+
+
+def test_models_read_token_ids_and_refuse_inputs_of_another_shape(rng):
+    layers = tnsim.Linear(rng.normal(size=(3, 4))), bilinear(rng, 3, 2, 2)
+    model, tokens = tnsim.Model(layers, n_ctx=2), rng.integers(0, 4, size=(5, 2))
+    found = tnsim.hidden_states(model, tokens)
+    for name, states in tnsim.hidden_states(model, np.eye(4)[tokens]).items():
+        assert_close(found[name], states, scale=LARGEST, rtol=1e-14)
+    vectors = tnsim.Model(layers)
+    assert list(tnsim.hidden_states(vectors, np.ones((5, 4), int))) == ["layer 0", "layer 1"]
+    for x in (np.ones(4), np.ones((5, 3))):
+        with refused(r"read inputs of shape \(n, 4\)"):
+            tnsim.hidden_states(vectors, x)
 
 
 def test_a_picture_and_what_is_refused(nets, tokens):

@@ -141,6 +141,22 @@ def test_a_module_as_it_was_made_has_its_parts(name, modules):
     assert all(torch.equal(state[key], value) for key, value in modules[name].state_dict().items())
 
 
+@pytest.mark.parametrize("as_dict", [True, False])
+def test_a_model_without_its_head_has_the_direct_path_of_its_tied_table(as_dict, modules):
+    net = copy.deepcopy(modules["gpt2"])
+    net.config.return_dict = as_dict
+    x = np.eye(13)
+    expected = tnsim.parts(modules["gpt2"])["direct"](x)
+    assert_close(tnsim.parts(net.transformer)["direct"](x), expected)
+
+
+def test_heads_through_embeddings_are_those_of_the_module(modules):
+    net = copy.deepcopy(modules["gpt2"])
+    net.get_input_embeddings().register_forward_hook(doubled)
+    with refused("embedding of this GPT2LMHeadModel.*something else", tnsim.UnsupportedLayer):
+        tnsim.heads(net, modules["gpt2"], through="embedding")
+
+
 @pytest.mark.parametrize("window", [2, 7, 4096])
 @pytest.mark.parametrize("config", ["MistralConfig", "Qwen2Config"])
 def test_windows_of_keys_are_no_part(config, window):

@@ -25,7 +25,7 @@ from tnsim.activations.normal import (
     density,
     gated_moments,
     legendre,
-    smallest,
+    threshold,
 )
 from tnsim.errors import ModelError
 from tnsim.options import checked
@@ -167,10 +167,10 @@ class Tail:
         # E exp(u) 1(u < 0) = exp(m + s^2/2) Phi(-(m + s^2)/s) = exp(-(m/s)^2/2) R((m + s^2)/s),
         # where R(x) = exp(x^2/2) Phi(-x) is a scaled error function, so no large exponents meet
         xp = library(mean, deviation)
-        safe = xp.maximum(deviation, smallest(xp.result_type(mean)))
-        x = mean / safe + deviation
+        h = threshold(mean, deviation)
+        x = h + deviation
         inside = xp.exp(xp.minimum(mean + deviation**2 / 2, 50.0)) * cumulative(-x)
-        outside = xp.exp(-0.5 * xp.square(xp.clip(mean / safe, -40, 40))) * _scaled_tail(x)
+        outside = xp.exp(-0.5 * xp.square(xp.clip(h, -40, 40))) * _scaled_tail(x)
         return self.weight * xp.where(x > 1, outside, inside)
 
 

@@ -39,15 +39,15 @@ def span(part: Part, mean: Real, deviation: Real, reach: float) -> tuple[Real, R
     """The interval of z in which part(mean + deviation z) and the density of z are alive.
 
     Ends move with mean and deviation where a part ends. An infinite end stays: the slope of its
-    quotient is infinite, and times the zero slope of `clip` no number.
+    quotient is infinite, and times the zero slope of `clip` no number. Where nothing varies a part
+    is alive as a whole or not at all, and at its upper end it is, as the part itself says.
     """
     xp = library(mean, deviation)
-    safe = _divisor(deviation)
 
     def place(end: float) -> Real:
         if abs(end) == inf:
             return xp.full_like(mean + deviation, reach if end > 0 else -reach)
-        return xp.clip((end - mean) / safe, -reach, reach)
+        return xp.clip(-threshold(mean - end, deviation), -reach, reach)
 
     low, high = part.support
     return place(low), place(high)

@@ -21,6 +21,7 @@ from tnsim.checkpoints.given import given_model
 from tnsim.errors import ModelError
 from tnsim.models.arrays import detached, host_array
 from tnsim.models.checks import Seed
+from tnsim.models.forward import as_read, is_tokens, plain_states
 from tnsim.models.functions import array_of, batch_of_inputs, run_module
 from tnsim.models.model import AnyModel, Model
 from tnsim.options import checked, is_list, shown
@@ -176,37 +177,56 @@ def _state_rows(states: np.ndarray, numbers: np.ndarray) -> np.ndarray:
 
 def _of_model(model: Model, x: np.ndarray) -> dict[str, np.ndarray]:
     """Outputs after every layer of a model."""
-    states = {}
-    for n in range(len(model.layers)):
-        # The first layers are a model of their own, whose outputs are the hidden states.
-        beginning = Model(model.layers[: n + 1], model.n_ctx)
-        batches = [beginning(x[at : at + BATCH]) for at in range(0, len(x), BATCH)]
-        states[f"layer {n}"] = _flat_states(
-            np.concatenate([np.asarray(batch) for batch in batches])
-        )
-    return states
+    if model.n_ctx is None and is_tokens(x):
+        x = x.astype(np.float64)  # whole numbers of vectors
+    # Layers of vectors also take sequences of any length.
+    if model.n_ctx is not None or x.ndim < 3 or x.shape[-1] != model.d_in:
+        x = as_read(model, x)
+    batches = [
+        {n: _flat_states(np.asarray(state)) for n, state in plain_states(model.layers, some) if n}
+        for some in (x[at : at + BATCH] for at in range(0, len(x), BATCH))
+    ]
+    # State n stands behind the layer of the number before it.
+    return {f"layer {n - 1}": np.concatenate([batch[n] for batch in batches]) for n in batches[0]}
 
 
 def _of_module(module: Any, x: np.ndarray) -> tuple[dict[str, np.ndarray], dict[str, list[str]]]:
-    """Outputs of all parts of a module, seen by hooks, and containers that hand them on."""
-    batches: list[dict[str, Any]] = []
+    """Outputs of all parts of a module, seen by hooks, and containers that hand them on.
+
+    Which parts have a row for every input, and which hand on what they are given, is asked of all
+    batches: experts may be given a whole batch by chance, and a ReLU in place changes nothing where
+    a batch has positive numbers alone.
+    """
+    batches = [_hooked_outputs(module, x[at : at + BATCH]) for at in range(0, len(x), BATCH)]
+    (seen, handed), *others = batches
+    names = [name for name in seen if all(name in states for states, _ in others)]
+    if not names and any(map(_is_program, module.modules())):
+        raise ModelError(
+            "a TorchScript program keeps the outputs of its parts to itself: load its state_dict() "
+            "into the nn.Module that it was made from, and give that one"
+        )
+    if not names:
+        raise ModelError("the module has no parts with outputs; compare it as a whole")
     containers: dict[str, list[str]] = {}
-    for at in range(0, len(x), BATCH):
-        states, containers = _hooked_outputs(module, x[at : at + BATCH])
-        batches.append(states)
-    joined = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+    for name, part in handed.items():
+        if name in names and all(known.get(name) == part for _, known in others):
+            containers.setdefault(part, []).append(name)
+    inner = set(names).difference(*containers.values())
+    joined = {
+        name: np.concatenate([states[name] for states, _ in batches])
+        for name in names
+        if name in inner
+    }
     return joined, containers
 
 
-def _hooked_outputs(
-    module: Any, x: np.ndarray
-) -> tuple[dict[str, np.ndarray], dict[str, list[str]]]:
+def _hooked_outputs(module: Any, x: np.ndarray) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """Outputs of all parts of a module on a batch, in the order of the computation.
 
-    The names of containers that hand on the output of a part stand under the name of the part.
+    Beside them are the names of parts that hand on the output of another part, and its name.
     """
     seen: dict[str, np.ndarray] = {}
-    containers: dict[str, list[str]] = {}
+    handed: dict[str, str] = {}
     known: list[tuple[Any, str]] = []  # outputs are kept alive, so that none has the id of another
     hooks = []
 
@@ -219,16 +239,18 @@ def _hooked_outputs(
         # Masks and caches have no row for each input.
         if states.dtype.kind != "f" or states.ndim < 2 or len(states) != len(x):
             return
-        states = _flat_states(states)  # a copy, which operations in place leave alone
-        for other, its_name in known:
-            # A container hands on the output of a part, as dropout does that is off.
-            if other is array and np.array_equal(states, seen[its_name]):
-                containers.setdefault(its_name, []).append(name)
-                return
         # A part may be called several times, as in shared layers.
         calls = sum(call == name or call.startswith(f"{name} (") for call in seen)
         label = f"{name} ({calls + 1})" if calls else name
-        known.append((array, label))
+        states = _flat_states(states)  # a copy, which operations in place leave alone
+        # A container hands on the output of a part, as dropout does that is off.
+        for other, its_name in known:
+            if other is array and np.array_equal(states, seen[its_name]):
+                handed[label] = its_name
+                states = seen[its_name]
+                break
+        else:
+            known.append((array, label))
         seen[label] = states
 
     for name, part in module.named_modules():
@@ -239,14 +261,7 @@ def _hooked_outputs(
     finally:
         for hook in hooks:
             hook.remove()
-    if not seen and any(map(_is_program, module.modules())):
-        raise ModelError(
-            "a TorchScript program keeps the outputs of its parts to itself: load its state_dict() "
-            "into the nn.Module that it was made from, and give that one"
-        )
-    if not seen:
-        raise ModelError("the module has no parts with outputs; compare it as a whole")
-    return seen, containers
+    return seen, handed
 
 
 def _is_program(part: Any) -> bool:

@@ -83,6 +83,15 @@ class PartsOfModule(StandardParts):
             self._check(kind, i)
         return super().circuits(kind, view)
 
+    def ends(self) -> tuple[np.ndarray, np.ndarray]:
+        """Embeddings of all tokens and the unembedding, compared with those of the module.
+
+        Raises:
+            UnsupportedLayer, ModelError: Raised as by `part`.
+        """
+        self._check("direct", None)
+        return super().ends()
+
     def _check(self, kind: str, i: int | None) -> None:
         kind = "heads" if kind in ("qk", "ov") else kind
         if (kind, i) in self._held:
@@ -193,6 +202,8 @@ class PartsOfModule(StandardParts):
         alike = _alike_in(self.module)
         if difference := _difference(embedded + rest, embedded, alike):
             raise self._refusal("the embedding", "direct", difference)
+        if getattr(self.module, "base_model", None) is self.module:
+            return  # a model without its head gives no logits that the tied table is held to
         norm = transformer.final_norm_path
         if norm not in seen:
             raise UnsupportedLayer(
