@@ -181,7 +181,8 @@ def shape_of_inputs(module: Any, n_ctx: int | None, width: int | None = None) ->
         (3,)
     """
     torch = require_torch()
-    double = copy_of(module).double().eval()
+    with torch.no_grad():
+        double = copy_of(module).double().eval()
     with torch.no_grad(), own_defaults(double):
         example = example_inputs(double, None, n_ctx, width)
     name = type(module).__name__
