@@ -260,6 +260,46 @@ def test_autocast_rounds_no_weight():
     assert values[0] == values[1] and (slopes[0] == slopes[1]).all()
 
 
+@pytest.mark.parametrize("inputs", [None, np.eye(2)])
+def test_a_default_device_without_numbers_is_not_that_of_a_module(inputs):
+    net, goal = Net(), Net()
+    metric = tnsim.Gaussian() if inputs is None else tnsim.Empirical(inputs)
+    values = []
+    for device in ("cpu", "meta"):
+        with torch.device(device):
+            values.append(float(tnsim.similarity(net, goal, metric)))
+            values.append(float(tnsim.torch.similarity(net, goal, metric).detach()))
+    assert values[:2] == values[2:]
+
+
+def test_forward_mode_is_refused():
+    """A dual number requires no grad, and its tangent was lost."""
+    goal = tnsim.Model([tnsim.Linear(np.ones((2, 3)))])
+    metric = tnsim.Empirical(np.eye(3))
+    forward = torch.autograd.forward_ad
+    with forward.dual_level():
+        dual = forward.make_dual(torch.ones(2, 3).double(), torch.ones(2, 3).double())
+        model = tnsim.Model([tnsim.Linear(dual)])
+        with refused("forward mode does not pass", tnsim.TnsimError):
+            tnsim.torch.similarity(model, goal)
+        with refused("forward mode does not pass", tnsim.TnsimError):
+            tnsim.torch.similarity(model, lambda x: x[:, :2], metric)
+        with refused("would be lost here"):
+            tnsim.similarity(model, goal)
+
+
+def test_functions_whose_outputs_have_no_numbers_are_refused():
+    metric = tnsim.Empirical(np.eye(3))
+
+    def loss(weight):
+        return tnsim.torch.similarity(lambda x: torch.tensor(x) @ weight, lambda x: x, metric)
+
+    with refused("no plain numbers, as inside torch.func"):
+        torch.func.grad(loss)(torch.ones(3, 3).double())
+    with refused("no plain numbers, as inside torch.func"):
+        tnsim.torch.similarity(torch.nn.Linear(3, 3, device="meta"), lambda x: x, metric)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # the compiler's
 def test_compiled_code_around_a_similarity_leaves_it_as_it_is():

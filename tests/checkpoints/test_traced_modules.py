@@ -77,6 +77,11 @@ POLYNOMIALS = {
     "pi-net": (pi_net, WIDE, "Bilinear"),
     "affine": (lambda m, x: m.b(m.a(x) - 3)[:, [2, 0]].flip(1), MAPS, "degree 1"),
     "pieces": (lambda m, x: torch.cat([part * part for part in m.a(x).split(2, 1)], 1), MAPS, "Bilinear"),
+    "places of an array": (
+        lambda m, x: torch.zeros(len(x), 5, dtype=x.dtype).index_copy(1, torch.tensor([0, 2, 4]), m.a(x)) ** 2,
+        {"a": nn.Linear(4, 3)},
+        "Bilinear",
+    ),
     "wide pieces": (
         lambda m, x: (lambda p, q: m.d(p * q + p))(*torch.cat([m.a(x), m.b(x)], 1).chunk(2, 1)),
         WIDE,
@@ -96,6 +101,7 @@ QUICK = (
     "two residuals",
     "sum times sum",
     "added to itself",
+    "places of an array",
 )
 """An export by PyTorch takes a second."""
 

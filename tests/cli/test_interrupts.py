@@ -1,10 +1,16 @@
 """Ctrl-C ends in one line and the exit status of a shell, whatever is being imported."""
 
+import gc
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
+import typer
+
+from tnsim.cli.options import stoppable
 
 INTERRUPTING = """
 import os, signal, sys
@@ -36,3 +42,21 @@ def test_an_interrupt_while_something_is_imported(module, tmp_path):
     )
     assert (done.returncode, done.stdout) == (130, "")
     assert done.stderr == "tnsim: stopped by SIGINT\n"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals as POSIX has them")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_inside_a_callback_is_not_lost(number, capsys):
+    """Python drops what a callback of the collection of garbage raises, and JAX has such a callback."""
+
+    def callback(phase, info):
+        gc.callbacks.remove(callback)
+        signal.raise_signal(number)
+
+    with pytest.raises(typer.Exit) as stopped, stoppable("kept"):
+        gc.callbacks.append(callback)
+        gc.collect()
+        for _ in range(1000):
+            time.sleep(0.01)
+    assert stopped.value.exit_code == 128 + number
+    assert capsys.readouterr().err == f"tnsim: stopped by {number.name}: kept\n"

@@ -232,6 +232,14 @@ def test_an_estimate_has_gradients_at_its_points(rng):
     assert abs((slope * along).sum() - difference / (2 * step)) < 1e-7
 
 
+def test_moments_of_other_inputs_are_refused(rng):
+    a = deep(rng)
+    for moments in ({"mean": np.zeros(7)}, {"cov": np.eye(7)}):
+        metric = tnsim.Gaussian(**moments)
+        with refused(f"has 7 coordinates but the models read {a.d_in}"):
+            tnsim.similarity(a, a, metric)
+
+
 def test_layers_of_zeros_are_refused_in_words(rng):
     """Switched off, a layer reads nothing; the advice looks at what it reads."""
     a = deep(rng)

@@ -204,6 +204,20 @@ def test_networks_of_16_bits_are_those_of_their_weights(pair, dtype):
     assert_close(found.total, wanted.total, rtol=1e-12)
 
 
+@pytest.mark.parametrize(
+    "mode", [torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16), torch.no_grad]
+)
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_modes_of_the_caller_change_nothing(pair, dtype, mode):
+    """In inference mode there were no derivatives, and all shares were 0."""
+    metric = tnsim.Empirical(X)
+    expected = tnsim.change(*pair, metric, dtype=dtype)
+    with mode():
+        found = tnsim.change(*pair, metric, dtype=dtype)
+        removed = found.removed
+    assert (found.share == expected.share).all() and (removed == expected.removed).all()
+
+
 def test_neither_network_is_changed(pair):
     a, b = pair
     before = [copy.deepcopy(net.state_dict()) for net in pair]

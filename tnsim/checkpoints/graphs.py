@@ -51,7 +51,10 @@ _BATCH_NORMS = (
     "_native_batch_norm_legit",
     "_native_batch_norm_legit_no_training",
 )
-_DECOMPOSED = ("addcmul", "addcdiv", "addmv", "addr", "glu", "index_add", "linalg_cross", "square")
+_DECOMPOSED = (
+    *("addcmul", "addcdiv", "addmv", "addr", "glu", "index_add", "index_copy", "linalg_cross"),
+    "square",
+)
 
 
 class TorchLibrary:
@@ -564,11 +567,8 @@ def _functional_target(node: torch.fx.Node, name: str) -> Callable[..., Any]:
     plain = str(getattr(node.target, "_opname", ""))
     if plain.endswith("_") and hasattr(torch.ops.aten, plain[:-1]):
         return getattr(getattr(torch.ops.aten, plain[:-1]), overload)
-    if (
-        plain.endswith("_copy")
-        and plain not in ("_to_copy", "lift_fresh_copy")
-        and hasattr(torch.ops.aten, plain[:-5])
-    ):
+    # Copies of views; `index_copy` is no copy of `index`.
+    if torch.Tag.view_copy in getattr(node.target, "tags", ()):
         return getattr(getattr(torch.ops.aten, plain[:-5]), overload)
     assert callable(node.target)
     return node.target

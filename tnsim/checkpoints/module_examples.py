@@ -7,6 +7,7 @@ compared with the module on random batches of several sizes.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -85,17 +86,23 @@ def kind(module: Any) -> str:
 
 
 @contextlib.contextmanager
-def in_float64(torch: Any) -> Iterator[None]:
-    """Make float64 the default type, so that masks and tables of a forward pass are float64 too.
+def own_defaults(module: Any) -> Iterator[None]:
+    """Make float64, and the CPU of a module that is there, the defaults of what PyTorch makes.
+
+    Masks and tables of a forward pass are then what its weights are. Other code in the process may
+    have set defaults of its own, such as the device "meta", on which tensors have no numbers.
 
     Args:
-        torch: The package.
+        module: The module in float64.
     """
-    # Other code in the process may have set a default of its own.
+    torch = require_torch()
+    tensors = itertools.chain(module.parameters(), module.buffers())
+    on_host = all(tensor.device.type == "cpu" for tensor in tensors)
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        yield
+        with torch.device("cpu") if on_host else contextlib.nullcontext():
+            yield
     finally:
         torch.set_default_dtype(before)
 
@@ -176,6 +183,7 @@ def shape_of_inputs(module: Any, n_ctx: int | None, width: int | None = None) ->
     torch = require_torch()
     with torch.no_grad():
         double = copy_of(module).double().eval()
+    with torch.no_grad(), own_defaults(double):
         example = example_inputs(double, None, n_ctx, width)
     name = type(module).__name__
     if not example.is_floating_point():

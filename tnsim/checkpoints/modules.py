@@ -27,10 +27,10 @@ from tnsim.checkpoints.module_examples import (
     SAMPLES,
     example_inputs,
     forward_error,
-    in_float64,
     join,
     kind,
     leaves_of,
+    own_defaults,
 )
 from tnsim.checkpoints.named_arrays import NamedArrays, to_numpy, valued
 from tnsim.checkpoints.norms import Normed
@@ -390,7 +390,7 @@ def recognised(
     if output is not None:
         double.register_forward_hook(lambda _, given, outputs: array_of(outputs, output))
     # Compiled code of blocks reads addresses, which the inputs of a trace do not have.
-    with torch.compiler.set_stance("force_eager"), torch.no_grad(), in_float64(torch):
+    with torch.compiler.set_stance("force_eager"), torch.no_grad(), own_defaults(double):
         try:
             example = example_inputs(double, inputs, n_ctx, width)
         except ModelError:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Timer
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
@@ -572,6 +573,9 @@ def compiling_shown() -> Iterator[None]:
             yield
 
 
+_AGAIN = 0.05  # seconds after which a signal that was dropped is sent again
+
+
 class Stopped(KeyboardInterrupt):
     """A signal that asks the process to end."""
 
@@ -596,9 +600,21 @@ def stoppable(kept: str) -> Iterator[None]:
     def stop(number: int, frame: Any) -> None:
         raise Stopped(number)
 
+    def again(unraisable: Any) -> None:
+        """Send a signal once more that came in a callback, where Python drops what is raised.
+
+        JAX has a callback in every collection of garbage, and the run would go on.
+        """
+        if not isinstance(unraisable.exc_value, Stopped):
+            return hook(unraisable)
+        timers.append(Timer(_AGAIN, signal.raise_signal, unraisable.exc_value.args))
+        timers[-1].start()
+
     signals = (signal.SIGINT, signal.SIGTERM)
+    timers: list[Timer] = []
     # The handlers of the caller come back at the end.
     before = [signal.signal(number, stop) for number in signals]
+    hook, sys.unraisablehook = sys.unraisablehook, again
     try:
         yield
     except Stopped as stopped:
@@ -607,5 +623,8 @@ def stoppable(kept: str) -> Iterator[None]:
         # The exit status that shells give for a signal.
         raise typer.Exit(128 + number) from None
     finally:
+        sys.unraisablehook = hook
+        for timer in timers:
+            timer.cancel()
         for number, handler in zip(signals, before, strict=True):
             signal.signal(number, handler)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from functools import wraps
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +33,8 @@ from tnsim.models.functions import (
     with_output,
 )
 
+P = ParamSpec("P")
+T = TypeVar("T")
 Switches = Float[np.ndarray, " weights"]
 """A number for every weight tensor: 0 for that of the first network, 1 for that of the second."""
 _ALIKE = 1e-3
@@ -128,7 +131,8 @@ def check_is_whole(
     """
     network.switch(np.full(len(network.names), switch))
     found = network.outputs(inputs)
-    wanted = outputs_of(with_output(given, output), inputs)
+    asked = _outside_modes(outputs_of) if is_module(given) else outputs_of
+    wanted = asked(with_output(given, output), inputs)
     alike = 0.1 if is_narrow(given, wanted) else _ALIKE
     wanted = wanted.astype(np.float64)
     same = found.shape == wanted.shape
@@ -141,9 +145,30 @@ def check_is_whole(
         )
 
 
-class _SwitchedModule:
-    """A copy of a PyTorch module with switches."""
+def _outside_modes(function: Callable[P, T]) -> Callable[P, T]:
+    """The function, outside of the caller's inference mode and autocast."""
 
+    @wraps(function)
+    def called(*given: P.args, **named: P.kwargs) -> T:
+        import torch
+
+        devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+        with torch.inference_mode(False), contextlib.ExitStack() as modes:
+            for device in devices:
+                modes.enter_context(torch.autocast(device, enabled=False))
+            return function(*given, **named)
+
+    return called
+
+
+class _SwitchedModule:
+    """A copy of a PyTorch module with switches.
+
+    It computes in its own precision and is differentiated, whatever the caller does: an autocast
+    would round its weights, and tensors that are made in inference mode have no derivatives.
+    """
+
+    @_outside_modes
     def __init__(self, a: Any, b: Any, output: str | int | None, dtype: str) -> None:
         import torch
 
@@ -180,6 +205,7 @@ class _SwitchedModule:
         self.recorded = _recording_statistics if statistics else torch.enable_grad
         self.switches: Switches = np.full(len(self.names), np.nan)
 
+    @_outside_modes
     def switch(self, switches: Switches) -> None:
         import torch
 
@@ -193,6 +219,7 @@ class _SwitchedModule:
                 place.copy_(torch.where(one == two, one, between))
         self.switches = np.array(switches)
 
+    @_outside_modes
     def outputs(self, inputs: Any) -> np.ndarray:
         try:
             made = in_rows(array_at(self.function, inputs, run_module), len(inputs))
@@ -206,6 +233,7 @@ class _SwitchedModule:
             ) from error
         return _finite(made.double().cpu().numpy())
 
+    @_outside_modes
     def slopes(self, inputs: Any, cotangent: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
         import torch
 
@@ -249,6 +277,7 @@ class _SwitchedModule:
         self.switch(here)
         return found
 
+    @_outside_modes
     def score(self, of: Callable[[Any], Any]) -> float:
         import torch
 
@@ -270,6 +299,7 @@ class _SwitchedModule:
                 "dtype='float32' where the network knows narrower types alone"
             ) from error
 
+    @_outside_modes
     def slopes_of_score(self, of: Callable[[Any], Any]) -> np.ndarray:
         import torch
 
@@ -283,6 +313,7 @@ class _SwitchedModule:
             _scalar(value)
         return self._along(value, torch.ones_like(value), lambda: self.score(of))
 
+    @_outside_modes
     def bytes_of_row(self, inputs: Any) -> float:
         import torch
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.metrics.input_moments import flattened, root_of
+from tnsim.metrics.input_moments import check_coordinates, flattened, root_of
 from tnsim.metrics.points import Draw, Points, Reading, Rule, mapped, product_rule
 
 _RELATIVE = 1e-14
@@ -182,6 +182,8 @@ def _mean_and_root(
     """
     if reading.n_ctx is not None:
         metric = flattened(metric, reading.d_in, reading.n_ctx)
+    else:
+        check_coordinates(metric, reading.d_in)
     size = math.prod(reading.shape)
     mean = np.zeros(size) if metric.mean is None else np.asarray(metric.mean, np.float64)
     return mean, np.ones(size) if metric.cov is None else root_of(metric.cov)

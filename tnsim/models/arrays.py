@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias, TypeVar
 
@@ -35,7 +36,12 @@ def requires_grad(value: Any) -> bool:
         >>> requires_grad(np.ones(2))
         False
     """
-    return getattr(value, "requires_grad", False) is True
+    wanted = getattr(value, "requires_grad", None)
+    if wanted is not False:
+        return wanted is True
+    # A dual number of PyTorch's forward mode has its derivative beside it, and requires no grad.
+    torch: Any = sys.modules.get("torch")
+    return torch is not None and torch.autograd.forward_ad.unpack_dual(value).tangent is not None
 
 
 def detached(value: Any) -> Any:

@@ -205,6 +205,10 @@ class _Cosine(torch.autograd.Function):
         return torch.tensor(value, dtype=torch.float64, device=tensors[0].device)
 
     @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise no_forward_mode()
+
+    @staticmethod
     def backward(ctx: Any, *outer: torch.Tensor) -> Any:
         check_first_derivative()
         # The values kept by the pullback may share the memory of the tensors. Reading the saved
@@ -228,6 +232,14 @@ def check_first_derivative() -> None:
             "second derivatives of a similarity are not supported: call backward without "
             "create_graph. jax.hessian differentiates tnsim.similarity twice"
         )
+
+
+def no_forward_mode() -> TnsimError:
+    """The error of a derivative in PyTorch's forward mode."""
+    return TnsimError(
+        "PyTorch's forward mode does not pass through a similarity: call backward, or "
+        "differentiate tnsim.similarity by jax.jvp"
+    )
 
 
 def to_jax(tensor: torch.Tensor) -> jax.Array:

@@ -61,7 +61,7 @@ from tnsim.problems.at_points import (
 )
 from tnsim.problems.batches import batch_size
 from tnsim.scaled import ScaledSum, taken
-from tnsim.torch.autograd import check_first_derivative, of_jax, to_jax
+from tnsim.torch.autograd import check_first_derivative, no_forward_mode, of_jax, to_jax
 
 
 class Rows(NamedTuple):
@@ -254,6 +254,7 @@ def _of_function(function: Any, mean: Mean | None) -> Run:
         given = array_at(function, batch.inputs, run_with_gradients)
         if not isinstance(given, torch.Tensor):
             given = torch.from_numpy(np.array(host_array(given)))
+        host_array(given.detach()[:1])  # refuses what has no numbers, as inside torch.func
         outputs = in_rows(given, len(batch.inputs)).double()
         if not torch.isfinite(outputs).all():
             finite = torch.isfinite(outputs).flatten(1).all(1)
@@ -313,6 +314,10 @@ class _Outputs(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
         ctx.traced, ctx.places = traced, places
         return torch.from_numpy(values)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise no_forward_mode()
 
     @staticmethod
     def backward(ctx: Any, *outer: torch.Tensor) -> Any:

@@ -671,7 +671,8 @@ class Stage(NamedTuple):
             scale_exponent(outputs[which], power, depth) for which, power in program.scales
         ]
         for n, powers in enumerate(program.powers):
-            in_place = self.alone[n]
+            # Without axes a sum may be a plain number, which holds no other.
+            in_place = self.alone[n] and isinstance(outputs[n], np.ndarray)
             for slot, power in powers:
                 by = -power * exponents[slot]
                 # An output that lacks a stacked axis gains it where its scale has the axis.
