@@ -1,5 +1,6 @@
 """Calls that people write first: modules, paths, folders and mappings in the place of models."""
 
+import weakref
 from collections import namedtuple
 
 import numpy as np
@@ -8,9 +9,13 @@ from closeness import assert_close
 from refusals import refused
 
 import tnsim
+from tnsim.sessions import Session, using
 
 torch = pytest.importorskip("torch", reason="first guesses are modules of PyTorch")
 from module_cases import Module, gated  # noqa: E402
+
+from tnsim.checkpoints import modules  # noqa: E402
+from tnsim.checkpoints.load import modules_of  # noqa: E402
 
 nn = torch.nn
 
@@ -209,6 +214,35 @@ def test_files_of_networks_without_a_model_run_on_inputs(tmp_path):
     torch.save(nn.Linear(2, 2).state_dict(), tmp_path / "step_7.pt")
     with refused(r"step_7.pt: is no state dict of Module", tnsim.CheckpointError):
         tnsim.pairwise(tmp_path, metric, dialect=nets[0])
+
+
+def test_networks_that_run_stay_loaded_as_memory_allows(tmp_path, monkeypatch, rng):
+    """A run of files held all of its networks at once."""
+    net = nn.Sequential(nn.Linear(4, 3), nn.Softmax(-1), nn.Linear(3, 2)).double()
+    for step in range(5):
+        nn.init.normal_(net[0].weight)
+        torch.save(net.state_dict(), tmp_path / f"step_{step}.pt")
+    metric, living, most = tnsim.Empirical(rng.normal(size=(20, 4))), weakref.WeakSet(), []
+
+    def loaded(self, state):
+        living.add(module := load(self, state))
+        most.append(len(living))
+        return module
+
+    load = modules.StatesOf.loaded
+    monkeypatch.setattr(modules.StatesOf, "loaded", loaded)
+    wanted = tnsim.pairwise(tmp_path, metric, dialect=net).similarity
+    assert len(most) == 5  # few and small: each is loaded once
+    most.clear()
+    with using(Session(device_bytes=1)):
+        found = tnsim.pairwise(tmp_path, metric, dialect=net).similarity
+    assert max(most) <= 2 and len(most) > 5
+    assert_close(found, wanted.values, scale=1.0, rtol=1e-14)
+    with using(Session(device_bytes=1)):
+        first, _, *others = modules_of(tmp_path, net).values()
+        torch.save(net.state_dict(), tmp_path / "step_0.pt")
+        with refused("step_0.pt: has changed while the run was under way", tnsim.CheckpointError):
+            tnsim.similarity(first, others[0], metric)
 
 
 def headed(net, form):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,7 +129,11 @@ def given_models(
     if is_list(models) and not isinstance(models, whole):
         models = list(models)
     if inputs is not None and dialect is None and (folders := folders_of_networks(models)):
-        return {label: given_model(path, n_ctx, inputs, output) for label, path in folders.items()}
+        networks = networks_of_folders(folders, n_ctx)
+        return {
+            label: given_model(network, n_ctx, inputs, output)
+            for label, network in networks.items()
+        }
     if is_path_or_paths(models):
         # Files of a dialect have a single output, state dicts of a module those of the module.
         chosen = output if is_module(dialect) else None
@@ -320,6 +325,30 @@ def read_model(path: str | os.PathLike[str], n_ctx: int | None, on_inputs: bool)
             "tnsim.pairwise(path)"
         )
     return read
+
+
+def networks_of_folders(folders: Mapping[str, Path], n_ctx: int | None = None) -> dict[str, Any]:
+    """The networks of folders of Hugging Face, by their labels, to be run on inputs.
+
+    Args:
+        folders: Folders from `folders_of_networks`.
+        n_ctx: Length of the sequences on which models with attention are compared.
+
+    Returns:
+        Models, and networks that are none as functions, which are loaded where they run.
+
+    Raises:
+        CheckpointError, UnsupportedLayer, MissingExtra: Raised as by `read_model`.
+    """
+    from tnsim.checkpoints.load import deferred
+
+    networks = {}
+    for label, path in folders.items():
+        found = read_model(path, n_ctx, True)
+        if is_function(found):
+            found = deferred(path, partial(read_model, path, n_ctx, True), found)
+        networks[label] = found
+    return networks
 
 
 def _at_length(models: Series, n_ctx: int | None, inputs: Any) -> Series:

@@ -13,7 +13,8 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, overload
 
@@ -37,6 +38,7 @@ from tnsim.checkpoints.state_dict import (
 from tnsim.errors import CheckpointError, ModelError, TnsimError, printable
 from tnsim.models.arrays import is_count
 from tnsim.models.checks import Seed, check_untraced, seed_number
+from tnsim.models.functions import Deferred
 from tnsim.models.model import AnyModel, Model
 from tnsim.options import checked, is_list, shown
 from tnsim.tables import html_table
@@ -373,7 +375,7 @@ class Series(Sequence[Model]):
         return html_table(f"{len(self)} checkpoints", rows, ("label", "file"))
 
 
-def modules_of(source: Any, module: Any) -> dict[str, Any]:
+def modules_of(source: Any, module: Any) -> dict[str, Deferred]:
     """Copies of a module in evaluation mode, with the weights of files, by the labels of a series.
 
     Args:
@@ -381,7 +383,7 @@ def modules_of(source: Any, module: Any) -> dict[str, Any]:
         module: An `nn.Module` whose state dicts the files hold.
 
     Returns:
-        The copies, all of them in memory.
+        The copies as functions that are loaded where they run. Each was loaded once.
 
     Raises:
         CheckpointError: When nothing matches, or a file is damaged or of another module.
@@ -390,16 +392,59 @@ def modules_of(source: Any, module: Any) -> dict[str, Any]:
         >>> import tempfile, torch
         >>> folder, net = Path(tempfile.mkdtemp()), torch.nn.Linear(2, 2)
         >>> torch.save(net.state_dict(), folder / "step_3.pt")
-        >>> list(modules_of(folder, net).values())
+        >>> [function.module for function in modules_of(folder, net).values()]
         [Linear(in_features=2, out_features=2, bias=True)]
     """
+    series = Series(source)
+    loads = [partial(_module_of, path, module) for path in series.paths]
+    return {
+        label: deferred(path, load, load())
+        for label, path, load in zip(series.labels, series.paths, loads, strict=True)
+    }
+
+
+def _module_of(path: Path, module: Any) -> Any:
     from tnsim.checkpoints.modules import StatesOf  # PyTorch's reader, where a module comes
 
-    series, reader, modules = Series(source), StatesOf(module), {}
-    for label, path in zip(series.labels, series.paths, strict=True):
-        with naming(path):
-            modules[label] = reader.loaded(read_file(path)[0].state).eval()
-    return modules
+    with naming(path):
+        return StatesOf(module).loaded(read_file(path)[0].state).eval()
+
+
+def deferred(path: Path, load: Callable[[], Any], module: Any) -> Deferred:
+    """The network of a path as a function that is loaded where it runs.
+
+    Args:
+        path: File, or folder with the files.
+        load: Function that loads the module.
+        module: The module as it was loaded first.
+
+    Returns:
+        The function, which raises `CheckpointError` where it is to be loaded from other files.
+    """
+    return Deferred(_Unchanged(path, load, _times_of(path))).holding(module)
+
+
+@dataclass(frozen=True)
+class _Unchanged:
+    """Loads a network again from files that are what they were."""
+
+    path: Path
+    load: Callable[[], Any]
+    times: list[tuple[str, int, int]]
+
+    def __call__(self) -> Any:
+        if _times_of(self.path) != self.times:
+            raise CheckpointError(
+                f"{self.path}: has changed while the run was under way; run again with a new store"
+            )
+        return self.load()
+
+
+def _times_of(path: Path) -> list[tuple[str, int, int]]:
+    """Name, size and time of a file, or of the files of a folder."""
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    every = ((file.name, file.stat()) for file in files)
+    return [(name, about.st_size, about.st_mtime_ns) for name, about in every]
 
 
 def is_several(path: str | os.PathLike[str]) -> bool:

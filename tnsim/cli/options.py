@@ -249,8 +249,8 @@ class Networks:
         from tnsim.checkpoints.load import modules_of
 
         if self.run_as_they_are:
-            ((_, module),) = modules_of([file], self.reader).items()
-            return module
+            (function,) = modules_of([file], self.reader).values()
+            return function.module
         return read_model(file, None, True) if self.run_folders else self.stored(file).model
 
     def stored(self, file: Path) -> Checkpoint:
@@ -275,13 +275,13 @@ class Networks:
 
     def several(self, files: Sequence[str | Path]) -> Series | dict[str, Any]:
         """The checkpoints that names stand for, as models or as modules."""
-        from tnsim.checkpoints.given import folders_of_networks, read_model
+        from tnsim.checkpoints.given import folders_of_networks, networks_of_folders
         from tnsim.checkpoints.load import modules_of
 
         if self.run_as_they_are:
             return modules_of(files, self.reader)
         if self.run_folders and (folders := folders_of_networks(list(files))):
-            return {label: read_model(path, None, True) for label, path in folders.items()}
+            return networks_of_folders(folders)
         return self.series(files)
 
 

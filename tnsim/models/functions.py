@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from tnsim.errors import CaveatWarning, ModelError, TnsimError, warn
 from tnsim.models.arrays import detached, host_array
 from tnsim.models.model import AnyModel
 from tnsim.options import shown
+from tnsim.sessions import session
 
 Function: TypeAlias = Callable[[Any], Any]
 """A map from a batch of inputs to outputs (points, out) or (points, positions, out)."""
@@ -35,6 +36,45 @@ class WithOutput:
     def __call__(self, inputs: Any) -> Any:
         """The outputs on a batch, in NumPy."""
         return outputs_of(self, inputs)
+
+
+@dataclass(frozen=True, eq=False)
+class Deferred:
+    """A network on disk as a function, which is loaded where it runs.
+
+    A run may have more networks than memory holds, so only those that ran last stay loaded.
+
+    Args:
+        load: Function without arguments that loads the PyTorch module.
+
+    Example:
+        >>> import torch
+        >>> Deferred(torch.nn.Identity)(np.ones((1, 2))).tolist()
+        [[1.0, 1.0]]
+    """
+
+    load: Callable[[], Any]
+
+    @property
+    def module(self) -> Any:
+        """The module, loaded unless it still is."""
+        return self._held(self.load)
+
+    def holding(self, module: Any) -> Self:
+        """The same function, of a module that is loaded already."""
+        self._held(lambda: module)
+        return self
+
+    def _held(self, load: Callable[[], Any]) -> Any:
+        return session().belongings.get(self, "module", load, _bytes_of)
+
+    def __call__(self, inputs: Any) -> Any:
+        """The outputs on a batch, in the form in which the module gives them."""
+        return run_module(self.module, inputs)
+
+
+def _bytes_of(module: Any) -> int:
+    return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
 
 
 def with_output(model: Any, output: str | int | None) -> Any:
@@ -134,6 +174,7 @@ def is_narrow(function: Function, outputs: Any) -> bool:
         True
     """
     module = function.function if isinstance(function, WithOutput) else function
+    module = module.module if isinstance(module, Deferred) else module
     kept = module.parameters() if hasattr(module, "named_parameters") else ()
     floats = [one.dtype.itemsize for one in kept if one.is_floating_point()]
     return min(floats, default=outputs.dtype.itemsize) <= 2
