@@ -233,6 +233,7 @@ def test_networks_that_run_stay_loaded_as_memory_allows(tmp_path, monkeypatch, r
     monkeypatch.setattr(modules.StatesOf, "loaded", loaded)
     wanted = tnsim.pairwise(tmp_path, metric, dialect=net).similarity
     assert len(most) == 5  # few and small: each is loaded once
+    living.clear()
     most.clear()
     with using(Session(device_bytes=1)):
         found = tnsim.pairwise(tmp_path, metric, dialect=net).similarity

@@ -570,9 +570,14 @@ def _gram_block(rows: Sequence[Vector], columns: Sequence[Vector], slices: bool)
 def _stacked_vectors(vectors: Sequence[Vector]) -> list[FeatureBlock]:
     """Vectors as a block with an axis of models for each group; a common scale has no axis of
     outputs."""
-    xp = library(vectors[0].values)
-    alone = len(vectors) == 1
-    values = vectors[0].values[None] if alone else xp.stack([vector.values for vector in vectors])
+    arrays = [vector.values for vector in vectors]
+    if len(arrays) == 1:
+        values = arrays[0][None]
+    elif library(arrays[0]) is np:
+        # Outputs of a batch lie in memory row by row of features, and stay as they lie.
+        values = np.stack([array.T for array in arrays]).swapaxes(1, 2)
+    else:
+        values = jnp.stack(arrays)
     exponent = np.stack([vector.exponent for vector in vectors])
     if exponent.shape[1] == 1:
         exponent = exponent[:, 0]

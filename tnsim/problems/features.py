@@ -367,6 +367,9 @@ def _gram_block(rows: Any, columns: Any, slices: bool) -> Any:
     """Dot products of all rows with all columns."""
     if slices:
         return library(rows).einsum("kof,lof->klo", rows, columns, optimize=True)
+    if all(isinstance(x, np.ndarray) and x.strides[1] < x.strides[2] for x in (rows, columns)):
+        # In the order in which both lie in memory, so that no copy is made.
+        rows, columns = (x.swapaxes(1, 2) for x in (rows, columns))
     return rows.reshape(len(rows), -1) @ columns.reshape(len(columns), -1).T
 
 
