@@ -21,7 +21,7 @@ from tnsim.metrics.estimate import estimate_of
 from tnsim.metrics.metric import Gaussian, as_metric
 from tnsim.metrics.protocol import Metric, adds_up
 from tnsim.models.checks import check_comparable, check_numbers
-from tnsim.models.functions import Function, is_function, refused_under
+from tnsim.models.functions import Function, is_function, loaded, refused_under
 from tnsim.models.model import AnyModel, Model, terms
 from tnsim.names import Pair
 from tnsim.problems.at_points import Sums, Terms
@@ -266,7 +266,7 @@ def _input_shape(
             return tuple(np.shape(known))
         width = np.shape(known)[-1]
         return (width,) if n_ctx is None else (n_ctx, width)
-    for model in models:
+    for model in map(loaded, models):
         if is_module(model):
             from tnsim.checkpoints.module_examples import shape_of_inputs  # imports PyTorch
 

@@ -42,7 +42,7 @@ from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.metric import Gaussian, as_metric
 from tnsim.metrics.protocol import Metric
 from tnsim.models.components import GRANULARITIES
-from tnsim.models.functions import Deferred, is_function
+from tnsim.models.functions import is_function, loaded
 from tnsim.models.origin import warn_of_caveats
 from tnsim.options import checked
 from tnsim.tables import guarantee, html_table
@@ -505,7 +505,7 @@ def _sides(
 
     Polynomials have exact parts, so their weights are exchanged only where `by` or `of` asks.
     """
-    a, b = (x.module if isinstance(x, Deferred) else x for x in (a, b))
+    a, b = loaded(a), loaded(b)
     if by in ("head", "unit") and not callable(of):
         return *comparables(a, b, metric, n_ctx), metric, False
     if by in (None, "layer") and not callable(of):

@@ -73,6 +73,17 @@ class Deferred:
         return run_module(self.module, inputs)
 
 
+def loaded(given: Any) -> Any:
+    """The module of a network on disk; anything else as it is.
+
+    Example:
+        >>> import torch
+        >>> loaded(Deferred(torch.nn.Identity)), loaded(3)
+        (Identity(), 3)
+    """
+    return given.module if isinstance(given, Deferred) else given
+
+
 def _bytes_of(module: Any) -> int:
     return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
 
@@ -173,8 +184,7 @@ def is_narrow(function: Function, outputs: Any) -> bool:
         >>> is_narrow(torch.nn.Linear(2, 2).half(), np.ones((1, 2), np.float32))
         True
     """
-    module = function.function if isinstance(function, WithOutput) else function
-    module = module.module if isinstance(module, Deferred) else module
+    module = loaded(function.function if isinstance(function, WithOutput) else function)
     kept = module.parameters() if hasattr(module, "named_parameters") else ()
     floats = [one.dtype.itemsize for one in kept if one.is_floating_point()]
     return min(floats, default=outputs.dtype.itemsize) <= 2
