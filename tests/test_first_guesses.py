@@ -1,5 +1,6 @@
 """Calls that people write first: modules, paths, folders and mappings in the place of models."""
 
+import pickle
 import weakref
 from collections import namedtuple
 
@@ -240,7 +241,9 @@ def test_networks_that_run_stay_loaded_as_memory_allows(tmp_path, monkeypatch, r
     assert max(most) <= 2 and len(most) > 5
     assert_close(found, wanted.values, scale=1.0, rtol=1e-14)
     with using(Session(device_bytes=1)):
-        first, _, *others = modules_of(tmp_path, net).values()
+        first, second, *others = modules_of(tmp_path, net).values()
+        sent = pickle.loads(pickle.dumps(second))  # as to a worker
+        assert_close(tnsim.similarity(second, sent, metric), 1.0, scale=1.0)
         torch.save(net.state_dict(), tmp_path / "step_0.pt")
         with refused("step_0.pt: has changed while the run was under way", tnsim.CheckpointError):
             tnsim.similarity(first, others[0], metric)

@@ -342,13 +342,8 @@ def networks_of_folders(folders: Mapping[str, Path], n_ctx: int | None = None) -
     """
     from tnsim.checkpoints.load import deferred
 
-    networks = {}
-    for label, path in folders.items():
-        found = read_model(path, n_ctx, True)
-        if is_function(found):
-            found = deferred(path, partial(read_model, path, n_ctx, True), found)
-        networks[label] = found
-    return networks
+    load = partial(read_model, n_ctx=n_ctx, on_inputs=True)
+    return {label: deferred(path, load) for label, path in folders.items()}
 
 
 def _at_length(models: Series, n_ctx: int | None, inputs: Any) -> Series:

@@ -395,41 +395,53 @@ def modules_of(source: Any, module: Any) -> dict[str, Deferred]:
         >>> [function.module for function in modules_of(folder, net).values()]
         [Linear(in_features=2, out_features=2, bias=True)]
     """
-    series = Series(source)
-    loads = [partial(_module_of, path, module) for path in series.paths]
+    series, load = Series(source), partial(_module_of, module)
     return {
-        label: deferred(path, load, load())
-        for label, path, load in zip(series.labels, series.paths, loads, strict=True)
+        label: deferred(path, load) for label, path in zip(series.labels, series.paths, strict=True)
     }
 
 
-def _module_of(path: Path, module: Any) -> Any:
+def _module_of(module: Any, path: Path) -> Any:
     from tnsim.checkpoints.modules import StatesOf  # PyTorch's reader, where a module comes
 
     with naming(path):
         return StatesOf(module).loaded(read_file(path)[0].state).eval()
 
 
-def deferred(path: Path, load: Callable[[], Any], module: Any) -> Deferred:
-    """The network of a path as a function that is loaded where it runs.
+def deferred(path: Path, load: Callable[[Path], Any]) -> Any:
+    """The network of a path, a module as a function that is loaded where it runs.
 
     Args:
         path: File, or folder with the files.
-        load: Function that loads the module.
-        module: The module as it was loaded first.
+        load: Function of the path that reads a module, or a model of tnsim.
 
     Returns:
-        The function, which raises `CheckpointError` where it is to be loaded from other files.
+        The model as it was read; of a module a `Deferred`, which raises `CheckpointError` where it
+        would be loaded once more from files that have changed.
+
+    Raises:
+        CheckpointError: The path cannot be read, which it is once at first.
+
+    Example:
+        >>> import tempfile, torch
+        >>> path = Path(tempfile.mkdtemp()) / "net.pt"
+        >>> torch.save(torch.nn.Linear(2, 1).state_dict(), path)
+        >>> deferred(path, lambda path: torch.nn.Linear(2, 1)).module
+        Linear(in_features=2, out_features=1, bias=True)
     """
-    return Deferred(_Unchanged(path, load, _times_of(path))).holding(module)
+    times = _times_of(path)  # before it is read, so that no change in between is missed
+    found = load(path)
+    if isinstance(found, AnyModel):
+        return found
+    return Deferred(_Unchanged(path.absolute(), load, times)).holding(found)
 
 
 @dataclass(frozen=True)
 class _Unchanged:
-    """Loads a network again from files that are what they were."""
+    """Loads a network once more from files that are what they were."""
 
     path: Path
-    load: Callable[[], Any]
+    load: Callable[[Path], Any]
     times: list[tuple[str, int, int]]
 
     def __call__(self) -> Any:
@@ -437,7 +449,7 @@ class _Unchanged:
             raise CheckpointError(
                 f"{self.path}: has changed while the run was under way; run again with a new store"
             )
-        return self.load()
+        return self.load(self.path)
 
 
 def _times_of(path: Path) -> list[tuple[str, int, int]]:

@@ -207,8 +207,8 @@ def _largest_batch(parts: Sequence[Part], points: Points, dtype: str, budget: Bu
     """Number of points that run at once within the memory allowed."""
     functions = [part for part in parts if not isinstance(part, Model)]
     # Functions that are compared have outputs of one shape, so any of them tells how many.
-    several = len(functions) and points.count > ALONE
-    outputs = len(functions) * _outputs_of_function(functions[0], points) if several else 0
+    asked = bool(functions) and points.count > ALONE
+    outputs = len(functions) * _outputs_of_function(functions[0], points) if asked else 0
     needed = needs(parts, points, dtype, outputs)
     limit = FUNCTION_BYTES if functions else BATCH_BYTES
     room = budget.room(0, needed.most(points.count, limit))
@@ -216,7 +216,7 @@ def _largest_batch(parts: Sequence[Part], points: Points, dtype: str, budget: Bu
     most = max(1, int(min(limit, room - needed.beside) / max(1.0, needed.each)))
     if functions:
         most = min(most, _FUNCTION_BATCH)
-        if several and most <= ALONE:  # too few to tell whether they depend on one another
+        if asked and most <= ALONE:  # too few to tell whether they depend on one another
             for function in functions:
                 outputs_of(function, points.block(0, ALONE + 1).inputs)
     return most
