@@ -23,7 +23,7 @@ FOLDERS = {  # folder (or file of the root): the folders that it imports; nothin
     "activations": "errors options scaled",
     "models": "activations errors options scaled sessions tables",
     "checkpoints": "activations errors files models options tables",
-    "analysis": "checkpoints errors files models names options tables",
+    "analysis": "checkpoints engine errors files models names options tables",
     "metrics": "errors models names options scaled sessions",
     "problems": "activations engine errors long_work metrics models names scaled sessions",
     "compare": "activations checkpoints engine errors long_work metrics models names options problems scaled sessions tables",

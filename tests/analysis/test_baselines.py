@@ -153,6 +153,18 @@ def test_cka_against_kernels(rng, n):
     )
 
 
+def test_cka_of_outputs_of_any_width(rng):
+    """Fewer coordinates than inputs, more, and more than are multiplied at once."""
+    maps = [rng.normal(size=(4, width)) + 1 for width in (3, 20, 9001)]
+    x = rng.normal(size=(8, 4)) + 1
+    functions = [lambda x, w=w: np.tanh(x @ w) for w in maps]
+    outputs = [f(x) - f(x).mean(0) for f in functions]
+    wanted = [[linear_cka(f, g) for f in outputs] for g in outputs]
+    assert_close(baselines.cka(functions, x).values, np.array(wanted), scale=1.0, rtol=1e-12)
+    with refused("model 1 gives the same output for all inputs"):
+        baselines.cka([functions[0], lambda x: np.full((len(x), 9), 0.1)], x)
+
+
 def test_debiasing_matters_where_samples_are_few(rng):
     """Against a model whose inputs are relabelled in all n! ways, which makes the two unrelated.
 

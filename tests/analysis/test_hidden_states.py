@@ -8,6 +8,8 @@ from refusals import refused
 
 import tnsim
 from tnsim.analysis.baselines import BATCH
+from tnsim.engine import budget
+from tnsim.engine.runtime import devices
 
 torch = pytest.importorskip("torch", reason="hidden states are those of modules")
 nn = torch.nn
@@ -123,6 +125,27 @@ def test_every_part_against_every_part(nets, tokens):
     heads = tnsim.layer_similarity(*nets, tokens, cosine, layers="head")
     x, y = first["head"].ravel(), second["head"].ravel()
     assert_close(heads.item(), x @ y / np.sqrt((x @ x) * (y @ y)), rtol=1e-12)
+
+
+@pytest.mark.parametrize("held", [1, 5000, 40000])
+def test_states_that_do_not_fit_at_once(nets, tokens, monkeypatch, held):
+    """Forward passes on one input or a few, and the states of one part or a few at a time."""
+    whole, states = tnsim.layer_similarity(*nets, tokens), tnsim.hidden_states(nets[0], tokens)
+    monkeypatch.setattr("tnsim.analysis.hidden_states._HELD_BYTES", held)
+    found = tnsim.layer_similarity(*nets, tokens)
+    assert found.a.equals(whole.a) and found.b.equals(whole.b)
+    # Batches of another size round otherwise.
+    assert_close(found.values, whole.values, rtol=1e-5, limited_by="float32 of the modules")
+    for name, some in tnsim.hidden_states(nets[0], tokens).items():
+        assert_close(some, states[name], rtol=1e-5, scale=LARGEST, limited_by="float32")
+    monkeypatch.setattr(devices, "available_bytes", lambda compiles: 0)
+    monkeypatch.setattr(budget, "_ALWAYS_FITS", 0)
+    for call in (
+        lambda: tnsim.layer_similarity(*nets, tokens),
+        lambda: tnsim.hidden_states(nets[0], tokens),
+    ):
+        with refused("GiB on these inputs.*by layers=, or give fewer inputs", tnsim.TooLarge):
+            call()
 
 
 class Placed(nn.Module):

@@ -129,7 +129,9 @@ def outputs_of(
         check_chooses(output, _each_model(models))
     shape: tuple[int, ...] = ()
     for n, model in enumerate(_each_model(models)):
-        outputs = np.concatenate(list(_output_batches(model, x)))
+        outputs, *others = _output_batches(model, x)
+        if others:
+            outputs = np.concatenate([outputs, *others])
         # The first model tells the shape that all others need.
         shape = shape or outputs.shape
         if one_width and outputs.shape != shape:
@@ -576,7 +578,7 @@ def cka(
         Kornblith et al. 2019, "Similarity of neural network representations revisited"; Song et al.
         2012, "Feature selection via dependence maximization", equation 5.
     """
-    models, features, about = outputs_of(
+    models, centred, about = outputs_of(
         models, inputs, seed, measures.centred, output, one_width=False
     )
     if about["samples"] < 4:
@@ -584,7 +586,7 @@ def cka(
             "CKA needs at least 4 inputs (the unbiased HSIC divides by n - 3), "
             f"found {about['samples']}"
         )
-    hsic = measures.hsic(features, debiased)
+    hsic = measures.hsic(centred, debiased)
     own = np.diag(hsic).copy()
     # The unbiased estimator may be zero or below for few inputs, and a root of it is no norm.
     if (own <= about["samples"] * measures.EPS).any():

@@ -1,24 +1,31 @@
 """Hidden states of networks, and where two networks differ: layer against layer.
 
-The hidden states of a module are the outputs of its parts, seen by hooks in a single forward pass;
-those of a model are the outputs after each of its layers. States of every part are outputs of a
-function of the inputs, so each baseline of `analysis.baselines` compares them: CKA takes parts of
-any width, the others parts of equal width.
+The hidden states of a module are the outputs of its parts, seen by hooks in a forward pass; those
+of a model are the outputs after each of its layers. States of every part are outputs of a function
+of the inputs, so each baseline of `analysis.baselines` compares them: CKA takes parts of any width,
+the others parts of equal width.
+
+The states of all parts of a language model are far larger than its weights. A first forward pass
+tells which parts there are; a comparison then holds the states of as many as fit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from tnsim.analysis.baselines import BATCH, Inputs, cka, drawn_inputs
 from tnsim.analysis.matrices import over_layers
 from tnsim.checkpoints.given import given_model
-from tnsim.errors import ModelError
+from tnsim.engine.budget import Budget
+from tnsim.errors import ModelError, TooLarge
 from tnsim.models.arrays import detached, host_array
 from tnsim.models.checks import Seed
 from tnsim.models.forward import as_read, is_tokens, plain_states
@@ -28,6 +35,14 @@ from tnsim.options import checked, is_list, shown
 
 if TYPE_CHECKING:
     import xarray as xr
+
+
+States: TypeAlias = dict[str, np.ndarray]
+"""Outputs of parts by name, a row for every input."""
+_HELD_BYTES = 2**30
+"""Bytes of states of a network that are held at once, in a forward pass and in a comparison."""
+_IN_MEASURES = 5
+"""Bytes in a measure for a byte of states in float32: the states, and two arrays in float64."""
 
 
 @checked(own="layers")
@@ -43,13 +58,14 @@ def hidden_states(
             `named_modules`, layers of a model the names "layer 0", "layer 1" and so on.
 
     Returns:
-        Arrays (n, ...) by name, in the order of the computation. Left out are parts that are never
-        called, that are TorchScript, and that give no floats with a row for every input. Containers
-        that hand on the output of a part inside go by the name that a pattern chooses, by "*" that
-        of the part. The second call of a part is called "name (2)".
+        Arrays (n, ...) by name, float64, in the order of the computation. Left out are parts that
+        are never called, that are TorchScript, and that give no floats with a row for every input.
+        Containers that hand on the output of a part inside go by the name that a pattern chooses,
+        by "*" that of the part. The second call of a part is called "name (2)".
 
     Raises:
         ModelError: No part has such a name, or nothing has hidden states.
+        TooLarge: The arrays do not fit into memory.
 
     Example:
         >>> import numpy as np, tnsim
@@ -62,34 +78,11 @@ def hidden_states(
             "hidden_states takes one network and its inputs, found another network for inputs; two "
             "networks are compared by layer_similarity(a, b, inputs)"
         )
-    patterns = [layers] if isinstance(layers, str) else layers
-    if not is_list(patterns) or not all(isinstance(pattern, str) for pattern in patterns):
-        raise ModelError(f"layers are names of parts, or patterns of them, found {shown(layers)}")
-    x = batch_of_inputs(inputs)
-    # Inputs keep modules as they are: hooks need the module itself.
-    model = given_model(model, inputs=x)
-    containers: dict[str, list[str]] = {}
-    if isinstance(model, Model):
-        every = _of_model(model, x)
-    elif hasattr(model, "named_modules"):
-        every, containers = _of_module(model, x)
-    else:
-        raise ModelError(
-            "hidden states are those of a module, a model or a file of one, found "
-            f"{type(model).__name__}"
-        )
-    chosen = {}
-    for part, states in every.items():
-        names = (part, *containers.get(part, ()))
-        fitting = [one for one in names if any(fnmatchcase(one, pattern) for pattern in patterns)]
-        if fitting:
-            chosen[fitting[0]] = states
-    if not chosen:
-        raise ModelError(
-            f"no part is called {', '.join(patterns)}; there are {', '.join(list(every)[:8])}"
-            + (" and more" if len(every) > 8 else "")
-        )
-    return chosen
+    network = _Network.of(model, batch_of_inputs(inputs), layers)
+    in_float64 = 2 * sum(network.bytes_of[part] for part in network.parts.values())
+    _check_fits(in_float64, "the hidden states that are asked for")
+    states = network.states_of(network.parts.values())
+    return {name: states[part].astype(np.float64) for name, part in network.parts.items()}
 
 
 @checked
@@ -122,6 +115,7 @@ def layer_similarity(
     Raises:
         ModelError: The networks have no such parts, the measure needs parts of equal width, or the
             inputs do not fit.
+        TooLarge: The states of a single part do not fit into memory.
         MissingExtra: xarray is not installed.
 
     Example:
@@ -148,85 +142,190 @@ def layer_similarity(
         x, _ = drawn_inputs(int(inputs), first, seed)
     else:
         x = batch_of_inputs(inputs)
-    states = [hidden_states(model, x, layers) for model in (first, second)]
-    if measure is cka:
-        states = [_varying_states(found) for found in states]
-    every = [*states[0].values(), *states[1].values()]
+    networks = [_Network.of(model, x, layers) for model in (first, second)]
+    names = [
+        network.varying_parts() if measure is cka else [*network.parts] for network in networks
+    ]
     # A baseline runs functions on batches of inputs. These functions look rows up.
     rows = np.arange(len(x), dtype=float)[:, None]
-    functions = [partial(_state_rows, name) for name in every]
+    functions = [
+        partial(network.rows_of, network.parts[name])
+        for network, chosen in zip(networks, names, strict=True)
+        for name in chosen
+    ]
     matrix = measure(functions, rows, seed=seed, **settings)
-    count = len(states[0])
-    return over_layers(matrix, count, [list(state_names) for state_names in states])
+    return over_layers(matrix, len(names[0]), names)
 
 
-def _varying_states(states: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The states that differ between inputs."""
-    varying = {name: rows for name, rows in states.items() if (rows != rows[:1]).any()}
-    if not varying:
-        raise ModelError(
-            f"{', '.join(list(states)[:4])} give the same for all inputs, where CKA is undefined: "
-            "choose other layers, or give inputs that differ"
+class _Seen(NamedTuple):
+    """What a forward pass on a batch shows.
+
+    Args:
+        states: States of parts.
+        handed: Names of parts that hand on the states of another part, and its name.
+    """
+
+    states: States
+    handed: dict[str, str]
+
+
+Run: TypeAlias = Callable[[np.ndarray, Collection[str] | None], _Seen]
+"""A forward pass on a batch that keeps the states of all parts, or of those named."""
+
+
+@dataclass(eq=False)
+class _Network:
+    """A network on inputs, with the parts that are asked for.
+
+    Args:
+        run: Its forward pass.
+        batches: The inputs.
+        parts: The parts, by the names under which they are asked for.
+        bytes_of: Bytes of the states of each part on all inputs.
+        varying: Parts whose states differ between inputs.
+        held: States of some parts on all inputs.
+    """
+
+    run: Run
+    batches: list[np.ndarray]
+    parts: dict[str, str]
+    bytes_of: dict[str, int]
+    varying: set[str]
+    held: States = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, given: Any, x: np.ndarray, layers: str | Sequence[str]) -> _Network:
+        """A network on inputs, after a forward pass that shows its parts.
+
+        Which parts have a row for every input, and which hand on what they are given, is asked of
+        all batches: experts may be given a whole batch by chance, and a ReLU in place changes
+        nothing where a batch has positive numbers alone.
+        """
+        patterns = [layers] if isinstance(layers, str) else layers
+        if not is_list(patterns) or not all(isinstance(pattern, str) for pattern in patterns):
+            raise ModelError(
+                f"layers are names of parts, or patterns of them, found {shown(layers)}"
+            )
+        # Inputs keep modules as they are: hooks need the module itself.
+        model = given_model(given, inputs=x)
+        if isinstance(model, Model):
+            x, run = _read_by(model, x), partial(_states_of_model, model)
+        elif hasattr(model, "named_modules"):
+            run = partial(_states_of_module, model)
+        else:
+            raise ModelError(
+                "hidden states are those of a module, a model or a file of one, found "
+                f"{type(model).__name__}"
+            )
+        each = sum(states.nbytes for states in run(x[:1], None).states.values())
+        size = max(1, min(BATCH, _HELD_BYTES // max(1, each)))
+        batches = [x[at : at + size] for at in range(0, len(x), size)]
+        seen = run(batches[0], None)
+        starts = {part: states[:1].copy() for part, states in seen.states.items()}
+        bytes_of, handed = dict.fromkeys(starts, 0), seen.handed
+        varying: set[str] = set()
+        for n, batch in enumerate(batches):
+            if n:
+                seen = run(batch, None)
+            bytes_of = {
+                part: size + seen.states[part].nbytes
+                for part, size in bytes_of.items()
+                if part in seen.states
+            }
+            handed = {name: part for name, part in handed.items() if seen.handed.get(name) == part}
+            varying |= {part for part in bytes_of if (seen.states[part] != starts[part]).any()}
+        if not bytes_of:
+            raise _without_parts(model)
+        inner = [part for part in bytes_of if part not in handed]
+        parts: dict[str, str] = {}
+        for part in inner:
+            names = (part, *(name for name, its in handed.items() if its == part))
+            fitting = [name for name in names if any(fnmatchcase(name, one) for one in patterns)]
+            if fitting:
+                parts[fitting[0]] = part
+        if not parts:
+            raise ModelError(
+                f"no part is called {', '.join(patterns)}; there are {', '.join(inner[:8])}"
+                + (" and more" if len(inner) > 8 else "")
+            )
+        held = seen.states if len(batches) == 1 else {}
+        return cls(run, batches, parts, bytes_of, varying, held)
+
+    def varying_parts(self) -> list[str]:
+        """Names of the parts whose states differ between inputs."""
+        names = [name for name, part in self.parts.items() if part in self.varying]
+        if not names:
+            raise ModelError(
+                f"{', '.join(list(self.parts)[:4])} give the same for all inputs, where CKA is "
+                "undefined: choose other layers, or give inputs that differ"
+            )
+        return names
+
+    def states_of(self, parts: Collection[str]) -> States:
+        """States of some parts on all inputs."""
+        if not all(part in self.held for part in parts):
+            self.held = {}  # before others take their place
+            batches = [self.run(batch, parts).states for batch in self.batches]
+            self.held = {part: np.concatenate([one.pop(part) for one in batches]) for part in parts}
+        return self.held
+
+    def rows_of(self, part: str, numbers: np.ndarray) -> np.ndarray:
+        """States of a part for consecutive inputs, of which the numbers are given.
+
+        A measure asks for one part after another, so the parts that follow are computed with it.
+        """
+        if part not in self.held:
+            _check_fits(_IN_MEASURES * self.bytes_of[part], f"the states of {part} in a measure")
+            order = list(self.parts.values())
+            following = order[order.index(part) :]
+            sizes = itertools.accumulate(self.bytes_of[one] for one in following)
+            count = sum(size <= _HELD_BYTES for size in sizes)
+            self.states_of(following[: max(1, count)])
+        first, last = numbers[[0, -1], 0].astype(int)
+        return self.held[part][first : last + 1]
+
+
+def _check_fits(needed: int, what: str) -> None:
+    room = Budget().room(0, needed)
+    if needed > room:
+        raise TooLarge(
+            f"{what} take {needed / 2**30:.3g} GiB on these inputs, and there is room for "
+            f"{room / 2**30:.3g} GiB: choose other parts by layers=, or give fewer inputs"
         )
-    return varying
 
 
-def _state_rows(states: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    return states[numbers[:, 0].astype(int)]
+def _without_parts(model: Any) -> ModelError:
+    if any(map(_is_program, model.modules())):
+        return ModelError(
+            "a TorchScript program keeps the outputs of its parts to itself: load its state_dict() "
+            "into the nn.Module that it was made from, and give that one"
+        )
+    return ModelError("the module has no parts with outputs; compare it as a whole")
 
 
-def _of_model(model: Model, x: np.ndarray) -> dict[str, np.ndarray]:
-    """Outputs after every layer of a model."""
+def _read_by(model: Model, x: np.ndarray) -> np.ndarray:
+    """Inputs as a model reads them."""
     if model.n_ctx is None and is_tokens(x):
         x = x.astype(np.float64)  # whole numbers of vectors
     # Layers of vectors also take sequences of any length.
     if model.n_ctx is not None or x.ndim < 3 or x.shape[-1] != model.d_in:
         x = as_read(model, x)
-    batches = [
-        {n: _flat_states(np.asarray(state)) for n, state in plain_states(model.layers, some) if n}
-        for some in (x[at : at + BATCH] for at in range(0, len(x), BATCH))
-    ]
+    return x
+
+
+def _states_of_model(model: Model, x: np.ndarray, parts: Collection[str] | None) -> _Seen:
+    """Outputs after the layers of a model, on a batch."""
     # State n stands behind the layer of the number before it.
-    return {f"layer {n - 1}": np.concatenate([batch[n] for batch in batches]) for n in batches[0]}
+    states = {f"layer {n - 1}": state for n, state in plain_states(model.layers, x) if n}
+    kept = states if parts is None else parts
+    return _Seen({part: _flat_states(np.asarray(states[part])) for part in kept}, {})
 
 
-def _of_module(module: Any, x: np.ndarray) -> tuple[dict[str, np.ndarray], dict[str, list[str]]]:
-    """Outputs of all parts of a module, seen by hooks, and containers that hand them on.
-
-    Which parts have a row for every input, and which hand on what they are given, is asked of all
-    batches: experts may be given a whole batch by chance, and a ReLU in place changes nothing where
-    a batch has positive numbers alone.
-    """
-    batches = [_hooked_outputs(module, x[at : at + BATCH]) for at in range(0, len(x), BATCH)]
-    (seen, handed), *others = batches
-    names = [name for name in seen if all(name in states for states, _ in others)]
-    if not names and any(map(_is_program, module.modules())):
-        raise ModelError(
-            "a TorchScript program keeps the outputs of its parts to itself: load its state_dict() "
-            "into the nn.Module that it was made from, and give that one"
-        )
-    if not names:
-        raise ModelError("the module has no parts with outputs; compare it as a whole")
-    containers: dict[str, list[str]] = {}
-    for name, part in handed.items():
-        if name in names and all(known.get(name) == part for _, known in others):
-            containers.setdefault(part, []).append(name)
-    inner = set(names).difference(*containers.values())
-    joined = {
-        name: np.concatenate([states[name] for states, _ in batches])
-        for name in names
-        if name in inner
-    }
-    return joined, containers
-
-
-def _hooked_outputs(module: Any, x: np.ndarray) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Outputs of all parts of a module on a batch, in the order of the computation.
-
-    Beside them are the names of parts that hand on the output of another part, and its name.
-    """
-    seen: dict[str, np.ndarray] = {}
+def _states_of_module(module: Any, x: np.ndarray, parts: Collection[str] | None) -> _Seen:
+    """Outputs of the parts of a module on a batch, seen by hooks, in the order of computation."""
+    states: States = {}
     handed: dict[str, str] = {}
+    calls: Counter[str] = Counter()
     known: list[tuple[Any, str]] = []  # outputs are kept alive, so that none has the id of another
     hooks = []
 
@@ -235,23 +334,24 @@ def _hooked_outputs(module: Any, x: np.ndarray) -> tuple[dict[str, np.ndarray], 
             array = array_of(outputs)
         except ModelError:
             return
-        states = host_array(detached(array))
         # Masks and caches have no row for each input.
-        if states.dtype.kind != "f" or states.ndim < 2 or len(states) != len(x):
+        found = host_array(detached(array))
+        if found.dtype.kind != "f" or found.ndim < 2 or len(found) != len(x):
             return
         # A part may be called several times, as in shared layers.
-        calls = sum(call == name or call.startswith(f"{name} (") for call in seen)
-        label = f"{name} ({calls + 1})" if calls else name
-        states = _flat_states(states)  # a copy, which operations in place leave alone
+        calls[name] += 1
+        label = f"{name} ({calls[name]})" if calls[name] > 1 else name
+        if parts is not None and label not in parts:
+            return
+        found = _flat_states(found)  # a copy, which operations in place leave alone
         # A container hands on the output of a part, as dropout does that is off.
         for other, its_name in known:
-            if other is array and np.array_equal(states, seen[its_name]):
-                handed[label] = its_name
-                states = seen[its_name]
+            if other is array and np.array_equal(found, states[its_name]):
+                handed[label], found = its_name, states[its_name]
                 break
         else:
             known.append((array, label))
-        seen[label] = states
+        states[label] = found
 
     for name, part in module.named_modules():
         if name and not _is_program(part):
@@ -261,7 +361,7 @@ def _hooked_outputs(module: Any, x: np.ndarray) -> tuple[dict[str, np.ndarray], 
     finally:
         for hook in hooks:
             hook.remove()
-    return seen, handed
+    return _Seen(states, handed)
 
 
 def _is_program(part: Any) -> bool:
@@ -270,6 +370,6 @@ def _is_program(part: Any) -> bool:
 
 
 def _flat_states(states: np.ndarray) -> np.ndarray:
-    """States with an axis of features, or with positions and features, float64."""
-    states = states.astype(np.float64)
+    """A copy of states with an axis of features, or with positions and features."""
+    states = np.array(states)
     return states if states.ndim <= 3 else states.reshape(len(states), -1)

@@ -5,6 +5,7 @@ Nothing here knows models or labels; a model is the number of its array.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -115,49 +116,64 @@ def symmetric(count: int, entry: Callable[[int, int], float]) -> Float[np.ndarra
 
 
 def centred(outputs: Float[np.ndarray, "n *positions out"]) -> Float[np.ndarray, "n rank"]:
-    """Centred features, a row for each input, with the inner products of the centred outputs.
-
-    Outputs A with more coordinates than inputs are shortened: A' = Q R gives A A' = R' R, so R' has
-    the kernel of A in n columns.
+    """Centred outputs A, a row for each input, or their kernel A A' where that is no larger.
 
     Args:
         outputs: Outputs for n inputs; positions are further coordinates.
 
     Returns:
-        (n, min(n, coordinates)), float64, in units of the largest deviation from the mean; zeros
-        where the outputs are constant up to rounding.
+        A, (n, coordinates), of fewer than n coordinates; A A', (n, n), of more. Float64, A in units
+        of the largest deviation from the mean; zeros where outputs are constant up to rounding.
 
     Example:
         >>> import numpy as np
         >>> centred(np.array([[1.0], [2.0]])).tolist()
         [[-1.0], [1.0]]
+        >>> centred(np.array([[1.0, 1.0], [2.0, 2.0]])).tolist()
+        [[2.0, -2.0], [-2.0, 2.0]]
     """
     outputs = outputs.reshape(len(outputs), -1)
-    size = np.abs(outputs).max() or 1.0
-    outputs = outputs / size - (outputs / size).mean(0)
-    spread = np.abs(outputs).max()
-    if spread < len(outputs) * EPS:
-        return np.zeros_like(outputs)  # a constant: the deviations are rounding errors
-    outputs /= spread
-    if outputs.shape[1] <= outputs.shape[0]:
-        return outputs
-    return np.asarray(np.linalg.qr(outputs.T, mode="r")).T
+    count, coordinates = outputs.shape
+    size, spread = _size(outputs) or 1.0, 0.0
+    kernel = np.zeros((count, count))
+    # Outputs of language models are large, so some coordinates come after others:
+    # with A = (A1 A2), A A' = A1 A1' + A2 A2'.
+    step = coordinates if coordinates < count else max(count, _COORDINATES)
+    rows = np.empty((count, 0))
+    for start in range(0, coordinates, step):
+        rows = outputs[:, start : start + step] / size
+        rows -= rows.mean(0)
+        spread = max(spread, _size(rows))
+        if coordinates >= count:
+            kernel += rows @ rows.T
+    if spread < count * EPS:  # a constant: the deviations are rounding errors
+        spread = math.inf
+    return rows / spread if coordinates < count else kernel / spread**2
+
+
+_COORDINATES = 4096
+"""Coordinates that are multiplied at once."""
+
+
+def _size(outputs: Float[np.ndarray, "n out"]) -> float:
+    """Largest absolute value."""
+    return max(float(outputs.max()), -float(outputs.min()))
 
 
 def hsic(
-    features: Sequence[Float[np.ndarray, "n rank"]], debiased: bool
+    centred_outputs: Sequence[Float[np.ndarray, "n rank"]], debiased: bool
 ) -> Float[np.ndarray, "K K"]:
     """Hilbert-Schmidt independence criterion of all pairs, for linear kernels.
 
     Args:
-        features: Centred features of K models on the same n inputs; n is at least 4 if debiased.
+        centred_outputs: `centred` of K models on the same n inputs; n is at least 4 if debiased.
         debiased: Whether to give the unbiased estimator, which may be negative.
 
     Returns:
         (K, K), float64, up to a factor per model and a common factor, which CKA divides out.
 
     Raises:
-        ModelError: The features of a model are all zero.
+        ModelError: The outputs of a model are constant.
 
     Example:
         >>> import numpy as np
@@ -169,52 +185,45 @@ def hsic(
     Source:
         Song et al. 2012, "Feature selection via dependence maximization", equation 5.
     """
-    diagonals = np.array([np.square(x).sum(1) for x in features])
+    are_kernels = [x.shape[1] == len(x) for x in centred_outputs]
+    each = list(zip(centred_outputs, are_kernels, strict=True))
+    diagonals = np.array([x.diagonal() if whole else np.square(x).sum(1) for x, whole in each])
     largest_entries = diagonals.max(1)
     if (largest_entries == 0).any():
         raise ModelError(
             f"model {np.argmin(largest_entries)} gives the same output for all inputs: "
             "its CKA with anything is undefined"
         )
-    scaled = []
-    for x, diagonal in zip(features, diagonals, strict=True):
-        scaled.append(x / np.sqrt(diagonal.sum()))
-    biased = _kernel_overlaps(scaled)
+    traces = diagonals.sum(1, keepdims=True)
+    scaled = [
+        x / (trace if whole else np.sqrt(trace))
+        for (x, whole), trace in zip(each, traces, strict=True)
+    ]
+    # With K = A A' and L = B B', tr K L = |A' B|^2. Kernels take n^2 multiplications for a pair.
+    if any(are_kernels):
+        kernels = [x if whole else x @ x.T for x, whole in zip(scaled, are_kernels, strict=True)]
+        biased = symmetric(len(kernels), lambda i, j: float(np.vdot(kernels[i], kernels[j])))
+    else:
+        biased = symmetric(
+            len(scaled), lambda i, j: float(np.square(scaled[i].T @ scaled[j]).sum())
+        )
     if not debiased:
         return biased
-    # With K = A A' and L = B B', the kernels of centred features A and B, `biased` holds
-    #
-    #     tr K L = |A' B|^2.
-    #
     # The unbiased estimator leaves out the diagonals k and l. With K~ = K - diag k and L~ =
     # L - diag l it is, times n (n - 3),
     #
     #     tr K~ L~  +  1'K~1 1'L~1 / ((n-1)(n-2))  -  2 1'K~ L~1 / (n-2).
     #
     # A constant added to the outputs adds u 1' + 1 u' to the kernel, and the estimator maps such a
-    # term to zero; so the features may be centred, and K 1 = 0. Then K~1 = -k, 1'K~1 = -tr K and
-    # tr K~ L~ = tr K L - k.l, and the estimator becomes, without any n x n kernel,
+    # term to zero; so the outputs may be centred, and K 1 = 0. Then K~1 = -k, 1'K~1 = -tr K and
+    # tr K~ L~ = tr K L - k.l, and the estimator becomes
     #
     #     tr K L  +  tr K tr L / ((n-1)(n-2))  -  n k.l / (n-2).
     #
-    # The features are scaled so that tr K = tr L = 1.
+    # The outputs are scaled so that tr K = tr L = 1.
     n = diagonals.shape[1]
-    diagonals /= diagonals.sum(1, keepdims=True)
+    diagonals = diagonals / traces
     return biased + (1 / ((n - 1) * (n - 2)) - n / (n - 2) * diagonals @ diagonals.T)
-
-
-def _kernel_overlaps(features: Sequence[Float[np.ndarray, "n rank"]]) -> Float[np.ndarray, "K K"]:
-    """`|A' B|^2 = tr K L` of all pairs, with the kernels K = A A' and L = B B'.
-
-    Features of n columns are no smaller than their n x n kernels. The trace of two kernels, summed
-    entry by entry, takes n^2 multiplications per pair, where |A' B|^2 takes n^3.
-    """
-    if any(x.shape[1] < len(x) for x in features):
-        return symmetric(
-            len(features), lambda i, j: float(np.square(features[i].T @ features[j]).sum())
-        )
-    kernels = [x @ x.T for x in features]
-    return symmetric(len(kernels), lambda i, j: float(np.vdot(kernels[i], kernels[j])))
 
 
 def softmax(outputs: Float[np.ndarray, "*n out"]) -> Float[np.ndarray, "*n out"]:
