@@ -253,18 +253,19 @@ class _SwitchedModule:
         """
         import torch
 
-        at = [n for n, place in enumerate(self.places) if place.requires_grad]
+        # Weights that do not move have no share, so no derivatives by them are computed.
+        at = [n for n in np.flatnonzero(self.moved) if self.places[n].requires_grad]
         places = [self.places[n] for n in at]
         # Where no weight that moves is read, there is no graph.
         slopes = [None] * len(at)
-        if made.requires_grad:
+        if at and made.requires_grad:
             slopes = torch.autograd.grad(made, places, grad_outputs=outer, allow_unused=True)
         here, found = self.switches, np.zeros(len(self.names))
         unreached = self.is_buffer & self.moved
         for n, slope in zip(at, slopes, strict=True):
             if slope is not None:
                 one, two = (end[n].detach().to(slope.device).double() for end in self.ends)
-                found[n] = float((slope.double() * (two - one)).sum())
+                found[n] = float(torch.dot(slope.double().flatten(), (two - one).flatten()))
                 unreached[n] = False
         for n in np.flatnonzero(unreached):
             sides = []
