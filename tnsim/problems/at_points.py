@@ -334,6 +334,8 @@ class _Runner:
         vectors: dict[int, Vector] = {}
         for key, function in self.functions.items():
             vectors[key] = self._of_function(key, function, batch, halves)
+        # Of networks on disk those that ran last stay loaded: the next batch begins with them.
+        self.functions = dict(reversed(self.functions.items()))
         for keys in self._by_next_layer(self.models, 0):
             inputs: Any = read[keys[0]]
             unit: Unit = np.zeros(())
