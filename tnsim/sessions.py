@@ -245,7 +245,8 @@ class Session:
         block_bytes: Limit in bytes for the blocks of models of runs over many pairs, together. Each
             run keeps its own blocks within half of the free memory and drops them when it ends.
         device_bytes: Limit in bytes for the arrays of models, laid out for plans and put on the
-            device. Arrays are dropped with their model, or when a plan needs the memory.
+            device, and for the networks of files that run on inputs. Arrays are dropped with their
+            model, or when a plan needs the memory.
         tier: Way in which plans run on a CPU: "interpret" by NumPy, at once; "compile" by XLA;
             "auto" as "interpret". On other devices and inside traces of JAX all plans are
             compiled.
