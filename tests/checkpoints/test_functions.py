@@ -251,7 +251,6 @@ REFUSED = {
     "cond": (lambda p, x: jax.lax.cond(x.sum() > 0, lambda: x, lambda: -x), "use jnp.where"),
     "while": (lambda p, x: jax.lax.while_loop(lambda h: h.sum() < 1, lambda h: 2 * h, x), "a loop that ends by a value"),
     "sorting": (lambda p, x: jnp.sort(x), "compares hidden units with one another"),
-    "functions in place": (lambda p, x: x.at[:, 0].apply(lambda u: jnp.clip(u, -1e9, 1e9)), "applies a function to entries"),
     "folds": (lambda p, x: jax.lax.reduce(x, np.zeros((), x.dtype), lambda u, v: u + v + u * v, (1,))[:, None], "computes reduce"),
     "rounding": (lambda p, x: jnp.round(x), "computes round"),
     "whole numbers": (lambda p, x: x.astype(jnp.int32) * 1.0, "rounds numbers that depend on the input"),
@@ -283,6 +282,12 @@ def test_what_is_no_function_of_weights_and_inputs(rng):
     for function, given, inputs, said in [
         (lambda p, x: (x, x), params, x, r"gives 2 arrays.*\[0\]"),
         (lambda p, x: (x @ p["a"]).sum(), params, x, "gives a single number for a batch"),
+        (
+            lambda p, x: x.at[:, 0].apply(lambda u: jnp.clip(u, -1e9, 1e9)),
+            params,
+            x,
+            "applies a function to entries",
+        ),
         (
             line,
             {**params, "a": np.full((4, 6), np.nan)},
