@@ -85,6 +85,7 @@ VECTORS = {
     "whole numbers": lambda p, x: x[:, jnp.arange(4) // 2] * ((jnp.arange(4) & 1) + jnp.arange(4) % 3),
     "stacks": lambda p, x: sum(jnp.unstack(jnp.stack([x, x * x, jnp.tile(x[:, 2:], (1, 2))], 1), axis=1)),
     "cond": lambda p, x: jax.lax.cond(False, lambda h: h, lambda h: (h @ p["s"]) * h, x),
+    "a scan of no turns": lambda p, x: jax.lax.scan(lambda h, w: (h @ w, h), x, jnp.zeros((0, 4, 4)))[0] @ p["a"],
     "a barrier": lambda p, x: jnp.multiply(*jax.lax.optimization_barrier((x, x @ p["s"]))),
     "vmap": lambda p, x: jax.vmap(lambda one: jnp.outer(one, one).reshape(-1)[:6] @ p["b"])(x),
 }  # fmt: skip

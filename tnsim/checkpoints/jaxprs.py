@@ -590,6 +590,9 @@ class _Writer:
             found = self.called(body, [*constants, *state, *parts])
             state = found[:carried]
             results.append(found[carried:])
+        if not results:
+            rows_of_none = [np.zeros(var.aval.shape) for var in eqn.outvars[carried:]]
+            return [*state, *map(self.constant, rows_of_none)]
         if params["reverse"]:
             results.reverse()
         stacked = []
