@@ -10,6 +10,8 @@ from oracles import bilinear, expected_products, linear
 from refusals import refused
 
 import tnsim
+from tnsim.all_pairs.forward_runs import function_entry
+from tnsim.all_pairs.sources import sources
 
 
 def models(g, count):
@@ -45,6 +47,19 @@ def test_all_pairs_with_functions_and_differences(rng):
     assert plan.route == "data" and plan.tiles.pairs == 21
     with refused(r"use tnsim.Empirical\(inputs\), found Gaussian"):
         tnsim.pairwise(mixed, tnsim.Gaussian(samples=0))
+
+
+def test_functions_without_their_means_are_told_by_the_functions(rng):
+    """They were by the address of a wrapper, which was gone when the next one was made there."""
+    metric, functions = tnsim.Empirical(rng.normal(size=(20, 3))), [np.tanh, np.sin]
+    plain, centred = (
+        [
+            function_entry(source, metric, stored=False).digest
+            for source in sources(functions, None, mean)
+        ]
+        for mean in (None, metric)
+    )
+    assert centred == plain and len(set(plain)) == 2
 
 
 def test_functions_and_modules_in_stores(rng, tmp_path):

@@ -71,6 +71,18 @@ def test_foreign_files_through_a_preset(suffix, rng, tmp_path):
     )
 
 
+def test_a_forward_pass_that_agrees_with_nothing():
+    """One that writes into its inputs agreed with every model of what is left there."""
+    model = tnsim.Model([tnsim.Linear(np.eye(2))])
+    double = lambda x: np.multiply(x, 2, out=x)  # noqa: E731
+    assert tnsim.compare_forward(model, double).relative == 0.5
+    with refused("forward gives outputs that are NaN or infinite"):
+        tnsim.compare_forward(model, lambda x: x * np.nan)
+    large = tnsim.Model([tnsim.Linear(1e200 * np.eye(2)), tnsim.Linear(1e200 * np.eye(2))])
+    with refused("the model gives outputs that are NaN or infinite"):
+        tnsim.compare_forward(large, double)
+
+
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
 def test_narrow_floats_are_read_exactly(dtype, rng, tmp_path):
     state = {k: v.astype(dtype) for k, v in classifier(rng).items()}

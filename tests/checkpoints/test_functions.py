@@ -83,6 +83,10 @@ VECTORS = {
     "jit": jax.jit(activated(jax.nn.relu)),
     "checkpoint": jax.checkpoint(activated(jax.nn.silu)),
     "whole numbers": lambda p, x: x[:, jnp.arange(4) // 2] * ((jnp.arange(4) & 1) + jnp.arange(4) % 3),
+    "stacks": lambda p, x: sum(jnp.unstack(jnp.stack([x, x * x, jnp.tile(x[:, 2:], (1, 2))], 1), axis=1)),
+    "cond": lambda p, x: jax.lax.cond(False, lambda h: h, lambda h: (h @ p["s"]) * h, x),
+    "a scan of no turns": lambda p, x: jax.lax.scan(lambda h, w: (h @ w, h), x, jnp.zeros((0, 4, 4)))[0] @ p["a"],
+    "a barrier": lambda p, x: jnp.multiply(*jax.lax.optimization_barrier((x, x @ p["s"]))),
     "vmap": lambda p, x: jax.vmap(lambda one: jnp.outer(one, one).reshape(-1)[:6] @ p["b"])(x),
 }  # fmt: skip
 SEQUENCES = {
@@ -248,6 +252,7 @@ REFUSED = {
     "cond": (lambda p, x: jax.lax.cond(x.sum() > 0, lambda: x, lambda: -x), "use jnp.where"),
     "while": (lambda p, x: jax.lax.while_loop(lambda h: h.sum() < 1, lambda h: 2 * h, x), "a loop that ends by a value"),
     "sorting": (lambda p, x: jnp.sort(x), "compares hidden units with one another"),
+    "folds": (lambda p, x: jax.lax.reduce(x, np.zeros((), x.dtype), lambda u, v: u + v + u * v, (1,))[:, None], "computes reduce"),
     "rounding": (lambda p, x: jnp.round(x), "computes round"),
     "whole numbers": (lambda p, x: x.astype(jnp.int32) * 1.0, "rounds numbers that depend on the input"),
     "bfloat16": (lambda p, x: x.astype(jnp.bfloat16) @ p["a"], "rounds numbers that depend on the input to bfloat16"),
@@ -298,6 +303,13 @@ def test_what_is_no_function_of_weights_and_inputs(rng):
             tnsim.from_function(function, given, inputs)
     with refused(r"outside of jax\.jit"):
         jax.jit(lambda p: tnsim.from_function(line, p, x).layers[0].down.sum())(params)
+
+
+def test_functions_of_entries_in_place_are_refused(rng):
+    """They were left out wherever random inputs did not meet them."""
+    clipped = lambda p, x: x.at[:, 0].apply(lambda u: jnp.clip(u, -1e9, 1e9))  # noqa: E731
+    with refused("applies a function to entries", tnsim.UnsupportedLayer):
+        tnsim.from_function(clipped, weights(rng), np.zeros((2, WIDTH)))
 
 
 def test_keys_beside_the_weights_go_to_the_function(rng):

@@ -121,6 +121,25 @@ def test_functions_stand_beside_models(rng):
         tnsim.similarity(a, lambda x: a(x) * np.inf, metric)
 
 
+def test_functions_may_write_into_what_they_are_given_and_have_given(rng):
+    """The inputs of the next function were other ones, and so were those of the user."""
+    x, buffer = rng.normal(size=(300, cases.D)), np.empty((300, cases.D))
+    metric, before = tnsim.Empirical(x), x.copy()
+
+    def in_place(x):
+        x *= 2
+        x += 1
+        return x
+
+    def into_a_buffer(x):
+        return np.square(x, out=buffer[: len(x)])
+
+    wanted = cosine(2 * x + 1, x**2)
+    assert_close(tnsim.similarity(in_place, into_a_buffer, metric), wanted, scale=1.0)
+    assert_close(tnsim.similarity(into_a_buffer, in_place, metric), wanted, scale=1.0)
+    np.testing.assert_array_equal(x, before)
+
+
 @pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("sizes", [(1e-200,), (1e200,), (1e-310,), (1e-200, 1e200, 1.0)])
 @pytest.mark.parametrize("dtype", ["float64", "float32"])

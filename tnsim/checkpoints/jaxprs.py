@@ -243,14 +243,23 @@ class _Writer:
             raise self._drawing()
         shape = tuple(eqn.outvars[0].aval.shape) if eqn.outvars else ()
         for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
-            if key in params and name not in ("scan", "while", "cond"):
+            if key in params and name not in ("scan", "while", "cond", "reduce", "reduce_window"):
                 return self.called(params[key], given)
         if name == "scan":
             return self._turns(eqn, given)
+        if name == "cond" and given[0] in self.constants:
+            branches = params["branches"]
+            branch = int(np.clip(self.constants[given[0]], 0, len(branches) - 1))
+            return self.called(branches[branch], given[1:])
         if self.are_constant(given):
             return [*map(self.constant, _results(eqn, [self.constants[one] for one in given]))]
         if name == "split":
             return self._split(params, given[0])
+        if name == "unstack":
+            places = self._places(given[0], params["axis"])
+            return [self._viewed(one, shape) for one in places]
+        if name == "optimization_barrier":
+            return given
         if name in _AFFINE:
             return [self._by_jax(_AFFINE[name], eqn, given, shape)]
         write = getattr(self, f"_{name.replace('-', '_')}", None)
@@ -319,7 +328,7 @@ class _Writer:
     def _copy(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
         return given[0]
 
-    _copy_p = _stop_gradient = _optimization_barrier = _copy
+    _copy_p = _stop_gradient = _copy
 
     def _reshape(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
         return self._viewed(given[0], shape)
@@ -385,6 +394,20 @@ class _Writer:
     def _concatenate(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
         axis = eqn.params["dimension"]
         return self.add("cat", [given, axis], shape, np.concatenate)
+
+    def _stack(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
+        axis = eqn.params["axis"]
+        own = (*shape[:axis], 1, *shape[axis + 1 :])
+        rows = [self._viewed(one, own) for one in given]
+        return self.add("cat", [rows, axis], shape, np.concatenate)
+
+    def _tile(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
+        x = given[0]
+        for axis, times in enumerate(eqn.params["reps"]):
+            if times != 1:
+                own = (*shape[: axis + 1], *self.shapes[x][axis + 1 :])
+                x = self.add("cat", [[x] * times, axis], own, np.concatenate)
+        return x
 
     def _reduce_sum(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
         axes = tuple(eqn.params["axes"])
@@ -483,6 +506,11 @@ class _Writer:
 
     def _scatter(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
         x, places, updates = given
+        if eqn.primitive.name == "scatter" and eqn.params["update_jaxpr"] is not None:
+            raise UnsupportedLayer(
+                f"{self.place} applies a function to entries where they stand (at[...].apply): "
+                "apply it to the entries that are taken, and write these with at[...].set"
+            )
         at = self.constants.get(places)
         if at is None:
             raise UnsupportedLayer(f"{self.place} writes to places that depend on numbers")
@@ -562,6 +590,9 @@ class _Writer:
             found = self.called(body, [*constants, *state, *parts])
             state = found[:carried]
             results.append(found[carried:])
+        if not results:
+            rows_of_none = [np.zeros(var.aval.shape) for var in eqn.outvars[carried:]]
+            return [*state, *map(self.constant, rows_of_none)]
         if params["reverse"]:
             results.reverse()
         stacked = []

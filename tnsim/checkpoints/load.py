@@ -806,7 +806,7 @@ def compare_forward(
         Absolute and relative difference; the relative difference has no unit.
 
     Raises:
-        ModelError: When the shapes of the outputs differ.
+        ModelError: The shapes of the outputs differ, or outputs are NaN or infinite.
 
     Example:
         >>> import tnsim
@@ -831,12 +831,17 @@ def _forward_difference(
         shape = (samples, model.n_ctx, model.d_in)
     # Inputs are float32, as networks take them; the model itself computes in float64.
     x = (scale * np.random.default_rng(seed).normal(size=shape)).astype(np.float32)
+    wide = x.astype(np.float64)  # before a forward pass that writes into its inputs
     theirs = to_numpy(forward(x), "the output of forward").astype(np.float64)
-    ours = np.asarray(model(x.astype(np.float64)), np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        ours = np.asarray(model(wide), np.float64)
     if theirs.shape != ours.shape:
         raise ModelError(
             f"forward gives shape {theirs.shape} for inputs {x.shape}, the model {ours.shape}"
         )
+    for outputs, whose in ((theirs, "forward"), (ours, "the model")):
+        if not np.isfinite(outputs).all():
+            raise ModelError(f"{whose} gives outputs that are NaN or infinite")
     absolute = float(np.abs(theirs - ours).max())
     # A forward pass that gives zeros alone must not divide by zero.
     largest = max(float(np.abs(theirs).max()), float(np.finfo(np.float64).tiny))

@@ -168,6 +168,8 @@ def _host_outputs(function: Function, inputs: Any) -> np.ndarray:
     # Outputs are compared in NumPy, wherever the function computed them.
     outputs = host_array(detached(array_at(function, inputs, run_module)))
     outputs = in_rows(outputs, len(inputs))
+    if not hasattr(function, "named_parameters"):
+        outputs = outputs.copy()  # the next call of the function may write into its buffer
     if not np.isfinite(outputs).all():
         raise TnsimError("a function gives outputs that are NaN or infinite")
     return outputs
@@ -245,7 +247,7 @@ def array_at(function: Function, inputs: Any, run: Callable[[Any, Any], Any]) ->
     if hasattr(function, "named_parameters"):
         return array_of(run(function, inputs), output)
     try:
-        given = function(inputs)
+        given = function(inputs.copy())  # which the function may write into
     except Exception as error:  # what a function of the user's raises is the user's to read
         if not isinstance(error, TnsimError):
             error.add_note(
