@@ -14,11 +14,12 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Timer
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeAlias
 
 import typer
 
@@ -193,7 +194,8 @@ def grouped(command: _Command) -> _Command:
     def run(**given: Any) -> None:
         for name, (group, fields) in groups.items():
             given[name] = group(**{field: given.pop(field) for field in fields})
-        command(**given)
+        with _object_alone() if given.get("as_json") else nullcontext():
+            command(**given)
 
     run.__annotations__ = {}
     run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
@@ -543,6 +545,21 @@ def say(text: str) -> None:
         typer.echo(printable(line))
 
 
+_OBJECTS: ContextVar[TextIO | None] = ContextVar("_OBJECTS", default=None)
+"""Where `print_json` writes; None for the standard output."""
+
+
+@contextmanager
+def _object_alone() -> Iterator[None]:
+    """Send all other output to stderr: code of a user, a forward pass too, may print anything."""
+    before = _OBJECTS.set(sys.stdout)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _OBJECTS.reset(before)
+
+
 def print_json(data: dict[str, Any]) -> None:
     """Print one object and nothing else.
 
@@ -553,7 +570,7 @@ def print_json(data: dict[str, Any]) -> None:
         >>> print_json({"similarity": 1.0})
         {"similarity": 1.0}
     """
-    typer.echo(json.dumps(data))
+    typer.echo(json.dumps(data), file=_OBJECTS.get())
 
 
 @contextmanager
