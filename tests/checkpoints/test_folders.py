@@ -8,7 +8,7 @@ import pytest
 from commands import command
 from oracles import linear
 from refusals import refused
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 import tnsim
 from tnsim.checkpoints.native import METADATA
@@ -91,6 +91,37 @@ def test_parts_that_are_missing_or_elsewhere(tmp_path, rng):
         index.write_text(json.dumps({"weight_map": places}))
         with refused(message, tnsim.CheckpointError):
             tnsim.load(path)
+
+
+def test_pickles_in_several_files(tmp_path, rng):
+    torch = pytest.importorskip("torch")
+    path = folder(tmp_path / "run" / "step_1", rng, 2)
+    expected = tnsim.load(path, "bilinear-attention", n_ctx=2)
+    index = path / "model.safetensors.index.json"
+    text = index.read_text().replace(".safetensors", ".bin")
+    (path / "pytorch_model.bin.index.json").write_text(text)
+    index.unlink()
+    for part in path.glob("*.safetensors"):
+        state = {name: torch.as_tensor(array) for name, array in load_file(part).items()}
+        torch.save(state, part.with_suffix(".bin"))
+        part.unlink()
+    (found,) = tnsim.load(tmp_path / "run", "bilinear-attention", n_ctx=2)
+    assert found.parameters == expected.parameters
+    assert tnsim.similarity(found, expected, tnsim.TreeSymmetric()) == 1.0
+
+
+def test_a_whole_model_beside_an_index_of_another(tmp_path, rng):
+    """Libraries differ in which of the two they read; an index of the one file is no other."""
+    path = folder(tmp_path / "model", rng, 2)
+    state = state_of(rng)
+    save_file(state, path / "model.safetensors")
+    with refused(
+        "model.safetensors, which lies beside it: these may be two", tnsim.CheckpointError
+    ):
+        tnsim.load(path, "bilinear-attention")
+    index = {"weight_map": dict.fromkeys(state, "model.safetensors")}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert tnsim.load(path, "bilinear-attention").d_in == 4
 
 
 def test_files_of_one_name_are_ordered_by_their_folders(tmp_path):

@@ -177,6 +177,8 @@ def test_blocks_of_transformers_by_path(tmp_path, rng):
     value = tnsim.similarity(one, two, tnsim.Gaussian.fit(np.load(states)))
     assert found["layer 1 mlp"]["similarity"] == value
     refusal("similarity", *names, "--layers", "h.7.mlp", said="no MLP block is called h.7.mlp")
+    folder = ("similarity", names[0], tmp_path, "--layers", "h.1.mlp")
+    refusal(*folder, said=f"{tmp_path}: stands for several checkpoints")
     refusal(
         "similarity", *names, "--layers", "h.1.mlp", "--check", 8, said="--check does not apply"
     )

@@ -158,7 +158,14 @@ def _similarity_of_blocks(
 ) -> None:
     """Cosines of the MLP blocks of two transformers that a pattern names, one after another."""
     import tnsim
+    from tnsim.checkpoints.load import is_several
 
+    for file in (a, b):
+        if is_several(file):
+            raise ModelError(
+                f"{file}: stands for several checkpoints, where one is meant: name one of them, or "
+                "compare all by `tnsim pairwise --parts mlp`"
+            )
     metric, fit, dtype = metric_of(asked), asked.fit, asked.dtype
     # With fitted states the block is compared behind its norm, where the states were taken.
     norm = "fold" if fit is None else "leave"
