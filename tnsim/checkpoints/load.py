@@ -509,7 +509,12 @@ def _source_matches(source: str | os.PathLike[str]) -> list[tuple[str, Path]]:
             )
         # Folders list files in an order of their own.
         ordered = sorted(paths, key=lambda name: natural(Path(name)))
-        return [(name, located(paths[name])) for name in ordered]
+        return [(name, _located_entry(paths[name])) for name in ordered]
+
+
+def _located_entry(path: str | Path) -> Path:
+    with naming(path):
+        return located(path)
 
 
 def _held_by(folder: Path) -> str:

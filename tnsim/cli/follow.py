@@ -150,6 +150,7 @@ class _Look:
         self._before: dict[Path, _Stamp] = {}
         self._whole: dict[Path, _Stamp] = {}
         self._told: dict[Path, _Unreadable] = {}
+        self._unfound: set[str] = set()  # what was said where no files were found
 
     @property
     def hopeless(self) -> dict[Path, TnsimError]:
@@ -162,7 +163,10 @@ class _Look:
 
         try:
             paths = tnsim.Series(self._files).paths
-        except CheckpointError:  # nothing yet
+        except CheckpointError as error:  # nothing yet, or a folder in the way
+            if str(error) not in self._unfound:
+                self._unfound.add(str(error))
+                say(f"waiting for {error}")
             return ()
         stamps = {path: stamp for path in paths if (stamp := _stamp(path)) is not None}
         before, self._before = self._before, stamps
