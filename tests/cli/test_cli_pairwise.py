@@ -17,6 +17,7 @@ from pyarrow import parquet
 from refusals import refused
 
 import tnsim
+from tnsim.cli.pairwise import _has_plot
 
 
 @pytest.fixture
@@ -205,6 +206,14 @@ def test_a_scheduler(folder):
         found["similarity"]
         == tnsim.pairwise(tnsim.load(folder / "models")).similarity.values.tolist()
     )
+
+
+def test_a_single_model_has_no_place_in_a_plane():
+    """As the first of a run that is followed."""
+    pytest.importorskip("xarray")
+    models = {str(n): tnsim.Model([tnsim.Linear([[1.0, n]])]) for n in range(2)}
+    shown = {n: _has_plot("mds", tnsim.pairwise(dict(list(models.items())[:n]))) for n in (1, 2)}
+    assert shown == {1: False, 2: True}
 
 
 def test_wrong_arguments_are_one_line(tmp_path):

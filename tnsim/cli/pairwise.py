@@ -265,6 +265,8 @@ def _has_plot(name: str, result: Pairwise) -> bool:
 
     if "part" in result.dims:
         return name == "parts"
+    if name == "mds" and result.sizes["a"] < 2:  # the first of a run that is followed
+        return False
     return name == "heatmap" or (name != "parts" and is_one_set(result))
 
 
