@@ -618,6 +618,9 @@ def _differing_numbers(names: Sequence[list[str]]) -> tuple[str, ...] | None:
         number = differing[0]
     if number is None:
         return None
+    # Digits behind a point or in an exponent are no number of their own, as in lr0.25 and lr1e-4.
+    if number > 1 and re.fullmatch(r"\.|[eE][-+]?", columns[number - 1][0]):
+        return None
     labels = tuple(str(int(part)) for part in columns[number])
     # Leading zeros may hide that two labels are one number.
     return labels if len(set(labels)) == len(names) else None
