@@ -130,6 +130,7 @@ def test_files_of_one_name_are_ordered_by_their_folders(tmp_path):
         (tmp_path / f"step_{step}" / "model.npz").touch()
     series = tnsim.load(str(tmp_path / "step_*" / "model.npz"))
     assert [path.parent.name for path in series.paths] == ["step_9", "step_10", "step_100"]
+    assert tnsim.load(str(tmp_path / "**" / "step_*" / "*.npz")).paths == series.paths
 
 
 def test_folders_that_one_may_not_look_into_are_passed_by(tmp_path, monkeypatch, rng):

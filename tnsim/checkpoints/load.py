@@ -538,7 +538,7 @@ def _source_paths(source: str | os.PathLike[str]) -> dict[str, str | Path]:
     if folder.is_dir():
         _say_what_is_left_out(folder.iterdir())
         return {str(path): path for path in checkpoints(folder)}
-    matches = [Path(path) for path in glob.glob(str(source))]
+    matches = [Path(path) for path in glob.glob(str(source), recursive=True)]
     _say_what_is_left_out(matches)
     return {str(path): path for path in matches if without_weights(path) is None}
 
