@@ -70,6 +70,8 @@ def test_a_folder_where_a_file_is_meant(tmp_path, rng):
     (tmp_path / "empty" / "global_step5").mkdir()  # as DeepSpeed writes them, a level deeper
     with refused("the folder holds global_step5", tnsim.CheckpointError):
         tnsim.load(tmp_path / "empty")
+    with refused("the name of a checkpoint is empty", tnsim.CheckpointError):
+        tnsim.load(["", tmp_path / "step_1.npz"])
     path = tmp_path / "step_1.npz"
     with path.open("rb") as opened:
         for given in (opened, os.fsencode(path)):
