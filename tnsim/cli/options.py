@@ -492,9 +492,10 @@ def check_outputs(outputs: Mapping[Path, Kind], store: Path | None = None) -> No
         store: Folder that the command writes and that holds nothing else.
 
     Raises:
-        BadParameter: Error of Typer, where a picture has the ending of another kind, a file of
-            another kind stands in the place of an output, where a file stands in the place of a folder, where two outputs are one file, or where
-            one is to lie in another or in the store.
+        BadParameter: Error of Typer, where a picture has the ending of another kind, where a file
+            of another kind stands in the place of an output, where a file stands in the place of a
+            folder, where two outputs are one file, or where one is to lie in another or in the
+            store.
     """
     places = {} if store is None else {os.path.realpath(store): store}
     for path, kind in outputs.items():
