@@ -8,7 +8,7 @@ import pytest
 from commands import command
 from oracles import linear
 from refusals import refused
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 import tnsim
 from tnsim.checkpoints.native import METADATA
@@ -70,6 +70,8 @@ def test_a_folder_where_a_file_is_meant(tmp_path, rng):
     (tmp_path / "empty" / "global_step5").mkdir()  # as DeepSpeed writes them, a level deeper
     with refused("the folder holds global_step5", tnsim.CheckpointError):
         tnsim.load(tmp_path / "empty")
+    with refused("the name of a checkpoint is empty", tnsim.CheckpointError):
+        tnsim.load(["", tmp_path / "step_1.npz"])
     path = tmp_path / "step_1.npz"
     with path.open("rb") as opened:
         for given in (opened, os.fsencode(path)):
@@ -93,12 +95,44 @@ def test_parts_that_are_missing_or_elsewhere(tmp_path, rng):
             tnsim.load(path)
 
 
+def test_pickles_in_several_files(tmp_path, rng):
+    torch = pytest.importorskip("torch")
+    path = folder(tmp_path / "run" / "step_1", rng, 2)
+    expected = tnsim.load(path, "bilinear-attention", n_ctx=2)
+    index = path / "model.safetensors.index.json"
+    text = index.read_text().replace(".safetensors", ".bin")
+    (path / "pytorch_model.bin.index.json").write_text(text)
+    index.unlink()
+    for part in path.glob("*.safetensors"):
+        state = {name: torch.as_tensor(array) for name, array in load_file(part).items()}
+        torch.save(state, part.with_suffix(".bin"))
+        part.unlink()
+    (found,) = tnsim.load(tmp_path / "run", "bilinear-attention", n_ctx=2)
+    assert found.parameters == expected.parameters
+    assert tnsim.similarity(found, expected, tnsim.TreeSymmetric()) == 1.0
+
+
+def test_a_whole_model_beside_an_index_of_another(tmp_path, rng):
+    """Libraries differ in which of the two they read; an index of the one file is no other."""
+    path = folder(tmp_path / "model", rng, 2)
+    state = state_of(rng)
+    save_file(state, path / "model.safetensors")
+    with refused(
+        "model.safetensors, which lies beside it: these may be two", tnsim.CheckpointError
+    ):
+        tnsim.load(path, "bilinear-attention")
+    index = {"weight_map": dict.fromkeys(state, "model.safetensors")}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert tnsim.load(path, "bilinear-attention").d_in == 4
+
+
 def test_files_of_one_name_are_ordered_by_their_folders(tmp_path):
     for step in (10, 9, 100):
         (tmp_path / f"step_{step}").mkdir()
         (tmp_path / f"step_{step}" / "model.npz").touch()
     series = tnsim.load(str(tmp_path / "step_*" / "model.npz"))
     assert [path.parent.name for path in series.paths] == ["step_9", "step_10", "step_100"]
+    assert tnsim.load(str(tmp_path / "**" / "step_*" / "*.npz")).paths == series.paths
 
 
 def test_folders_that_one_may_not_look_into_are_passed_by(tmp_path, monkeypatch, rng):

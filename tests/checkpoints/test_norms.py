@@ -302,6 +302,10 @@ def test_one_pattern_to_leave_out_is_one_pattern(state, tmp_path):
         assert call("sound").origin.caveats[0] == "left out: head.bias"
         with refused("does not account for more;", tnsim.CheckpointError):
             call("surplus")
+    with refused(
+        r"leave_out names \w+\.weight.*, which the dialect mine reads", tnsim.CheckpointError
+    ):
+        tnsim.load(tmp_path / "sound" / "step_1.npz", chosen, leave_out="*")
     for wrong in (3, [3], None):
         with refused("leave_out lists patterns of names", tnsim.CheckpointError):
             tnsim.load(tmp_path / "sound" / "step_1.npz", chosen, leave_out=wrong)

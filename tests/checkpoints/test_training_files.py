@@ -107,6 +107,9 @@ def test_what_could_be_meant_is_not_chosen(rng):
             ["epoch=3-val=0.12.ckpt", "epoch=12-val=0.09.ckpt", "model_best.pt", "last.pt"],
             ("3", "12", "model_best", "last"),
         ),
+        (["lr0.1.pt", "lr0.25.pt"], ("lr0.1", "lr0.25")),
+        (["lr1e-3.pt", "lr1e-4.pt"], ("lr1e-3", "lr1e-4")),
+        (["v2.1.step_3.pt", "v2.1.step_4.pt"], ("3", "4")),
     ],
 )
 def test_a_run_in_order_and_labelled_by_its_steps(names, labels, tmp_path):

@@ -208,7 +208,7 @@ def test_a_metric_takes_its_files_in_every_command(pair, tmp_path, rng):
         *pair,
         "--samples",
         4,
-        said="samples of a Gaussian are a whole number, 32 or more, or 0",
+        said="samples of a Gaussian are a whole number, 32 to 2^30, or 0",
     )
 
 

@@ -17,6 +17,7 @@ from pyarrow import parquet
 from refusals import refused
 
 import tnsim
+from tnsim.cli.pairwise import _has_plot
 
 
 @pytest.fixture
@@ -207,6 +208,14 @@ def test_a_scheduler(folder):
     )
 
 
+def test_a_single_model_has_no_place_in_a_plane():
+    """As the first of a run that is followed."""
+    pytest.importorskip("xarray")
+    models = {str(n): tnsim.Model([tnsim.Linear([[1.0, n]])]) for n in range(2)}
+    shown = {n: _has_plot("mds", tnsim.pairwise(dict(list(models.items())[:n]))) for n in (1, 2)}
+    assert shown == {1: False, 2: True}
+
+
 def test_wrong_arguments_are_one_line(tmp_path):
     pytest.importorskip("distributed")
     dask = pytest.importorskip("dask")
@@ -219,6 +228,9 @@ def test_wrong_arguments_are_one_line(tmp_path):
             ("similarity", file, file, "--check", 8, "--seed", "-1"),
             "'--seed': ",
         ),
+        (("similarity", file, file, "--seed", 1), "--seed is that of --check SAMPLES, which is"),
+        (("pairwise", file, "--dry-run", "--distances", "1,2"), "are those of --parts qk"),
+        (("pairwise", file, "--parts", "ov", "--distances", "2"), "are those of --parts qk"),
         ((*pairwise, "nonsense"), "--scheduler 'nonsense': missing port number in address"),
         ((*pairwise, "tcp://127.0.0.1:1"), "Timed out trying to connect to tcp://127.0.0.1:1"),
         (("pairwise", file, "--out", "s3://bucket"), "s3:/bucket/store: a store is a folder"),

@@ -177,6 +177,11 @@ def test_blocks_of_transformers_by_path(tmp_path, rng):
     value = tnsim.similarity(one, two, tnsim.Gaussian.fit(np.load(states)))
     assert found["layer 1 mlp"]["similarity"] == value
     refusal("similarity", *names, "--layers", "h.7.mlp", said="no MLP block is called h.7.mlp")
+    for option in (("--leave-out", "*.bias"), ("--norm-inputs", states), ("--n-ctx", 4)):
+        told = ("pairwise", *names, "--parts", "mlp", "--dry-run", *option)
+        refusal(*told, said=f"({option[0]})")
+    folder = ("similarity", names[0], tmp_path, "--layers", "h.1.mlp")
+    refusal(*folder, said=f"{tmp_path}: stands for several checkpoints")
     refusal(
         "similarity", *names, "--layers", "h.1.mlp", "--check", 8, said="--check does not apply"
     )

@@ -76,6 +76,25 @@ def test_what_appears_is_computed_and_half_a_file_waits(tmp_path, rng, run):
     assert "step_030" in page.read_text() and (out / "result.npz").exists()
 
 
+def test_folders_of_models_have_the_labels_of_pairwise(tmp_path, rng, run):
+    for step in (9, 10):
+        (run / f"checkpoint-{step}").mkdir()
+        saved(rng, tmp_path, step).rename(run / f"checkpoint-{step}" / "model.safetensors")
+    out = tmp_path / "out"
+    command("pairwise", run, "--out", out, "--follow", 0.05, "--until", 2)
+    assert tnsim.open_pairwise(out / "store").a.values.tolist() == [9, 10]
+
+
+def test_what_keeps_all_files_from_being_found_is_said_once(run, capsys):
+    (run / "step_1").mkdir()
+    for name in ("model", "consolidated"):
+        (run / "step_1" / f"{name}.safetensors").touch()
+    look = follow._Look([str(run)], tnsim.load)
+    assert look.written() == look.written() == ()
+    (line,) = capsys.readouterr().out.splitlines()
+    assert f"waiting for {run}: {run / 'step_1'}: is a folder of 2 checkpoints" in line
+
+
 def test_a_checkpoint_that_changed_ends_it(tmp_path, rng, run):
     out = tmp_path / "out"
     for step in (0, 10):

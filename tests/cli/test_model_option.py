@@ -63,6 +63,21 @@ def broken():
     raise RuntimeError("no such data set")
 
 
+def script():
+    raise SystemExit
+
+
+class Talks(Net):
+    def forward(self, x):
+        print("forward")
+        return super().forward(x)
+
+
+def talks():
+    print("made")
+    return Talks()
+
+
 made, number, text = Net(), 3, lambda: "text"
 """
 
@@ -97,6 +112,12 @@ def test_the_number_is_that_of_python(place, model):
     a, b = (tnsim.load(file, net()) for file in files(place))
     said = told("similarity", *files(place), "--model", model)
     assert said["similarity"] == tnsim.similarity(a, b) and said["exact"]
+
+
+def test_what_the_code_prints_is_not_among_json(place):
+    done = command("inspect", files(place)[0], "--model", "user_net.py:talks", "--json")
+    assert json.loads(done.stdout)["inputs"] == 4
+    assert done.stderr.startswith("made\nforward\n")
 
 
 @pytest.mark.slow
@@ -197,8 +218,10 @@ def test_an_example_says_what_the_module_takes(place):
         (["--model", "user_net.py:text"], "text() is a str, no nn.Module"),
         (["--model", "user_net.py:Needs"], "write a function without any that calls it"),
         (["--model", "user_net.py:broken"], "broken() raises RuntimeError: no such data set"),
+        (["--model", "user_net.py:script"], "script() raises SystemExit"),
         (["--model", "user_net.py:ready"], "left.weight"),
         (["--model", "bad.py:Net"], "its code raises ZeroDivisionError"),
+        (["--model", "exits.py:Net"], "its code raises SystemExit: 0"),
         (
             ["--model", "user_net.py:Net", "--dialect", "bilinear-readout"],
             "both say what the files",
@@ -208,6 +231,7 @@ def test_an_example_says_what_the_module_takes(place):
 )
 def test_what_is_no_module_is_one_line(place, options, said):
     (place / "bad.py").write_text("1 / 0\n")
+    (place / "exits.py").write_text("raise SystemExit(0)\n")
     refusal("similarity", *files(place), *options, said=said)
 
 

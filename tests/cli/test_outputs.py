@@ -97,6 +97,11 @@ def test_a_missing_package_is_told_before_anything_is_computed(
     assert f"pip install 'tnsim[{extra}]'" in line and not list(files["out"].iterdir())
 
 
+def test_a_picture_has_the_ending_of_one(files):
+    for verb in (("paths", files["a"]), ("change", files["a"], files["b"])):
+        refusal(*verb, "--plot", files["out"] / "shares.pdf", said="are PNG files, found .pdf")
+
+
 def test_two_outputs_are_two_files(files, tmp_path):
     (files["out"] / "link").symlink_to("result.npz")
     for page in ("result.npz", "../out/result.npz", "link"):

@@ -155,8 +155,9 @@ def test_no_samples_refuse_what_is_not_exact(rng, verb):
             tnsim.pairwise([a, deep(rng)], metric)
         else:
             getattr(tnsim, verb)(a, a, metric)
-    with refused(r"32 or more, or 0 to refuse .* found 7"):
-        tnsim.Gaussian(samples=7)
+    for count in (7, 10**12):
+        with refused(rf"32 to 2\^30, or 0 to refuse .* found {count}"):
+            tnsim.Gaussian(samples=count)
 
 
 def test_a_number_says_how_it_was_found(rng):

@@ -404,6 +404,25 @@ def test_one_hidden_layer_is_exact_by_kernels():
     assert (abs(found.share - drawn.share) <= error + 1e-3).all()
 
 
+@pytest.mark.parametrize("layers", [pytest.param(1, marks=pytest.mark.slow), 2])
+def test_biases_that_begin_as_zeros_change_as_weights_do(layers):
+    torch.manual_seed(0)
+    hidden = [nn.Sequential(nn.Linear(3, 3), nn.ReLU()) for _ in range(layers)]
+    a = nn.Sequential(*hidden, nn.Linear(3, 2)).double()
+    b = moved(a, generator(6), size=0.2)
+    with torch.no_grad():
+        for name, weight in a.named_parameters():
+            weight *= not name.endswith("bias")
+    metric = tnsim.Gaussian(samples=64) if layers == 1 else tnsim.Empirical(X)
+    for one, two in ((a, b), (b, a)):
+        found = tnsim.change(tnsim.from_module(one), tnsim.from_module(two), metric)
+        assert_close(found.share.sum(), 1.0, rtol=1e-3, limited_by="the nodes of an integral")
+        if layers == 2:
+            assert_close(found.total, squared_distance(a, b, X), rtol=1e-12)
+            back = [squared_distance(two, with_part(two, one, part), X) for part in "012"]
+            assert_close(found.removed, back, rtol=1e-12)
+
+
 def test_networks_without_common_weights_are_warned_of():
     torch.manual_seed(0)
     a = deep(nn.ReLU)

@@ -5,8 +5,8 @@ A repository in a local hub cache lies in a folder `models--org--name`. The fold
 `snapshots/<commit>/`, and in `refs/` a small file per branch or tag that holds the commit of the
 branch or tag. Nothing is downloaded.
 
-A folder in Hugging Face's layout is a single model: `model.safetensors`, an index of several files
-that are its parts, or `pytorch_model.bin`, with `config.json` beside them; or an adapter, which
+A folder in Hugging Face's layout is a single model: `model.safetensors` or `pytorch_model.bin`, or
+an index of several files that are its parts, with `config.json` beside them; or an adapter, which
 names its base. A folder of many
 checkpoints is not a single model.
 """
@@ -18,7 +18,7 @@ import re
 from pathlib import Path
 
 from tnsim.checkpoints.configurations import ADAPTERS, is_adapter, read_text
-from tnsim.checkpoints.formats import INDEX, SUFFIXES
+from tnsim.checkpoints.formats import INDEX, OLD_INDEX, SUFFIXES, places_in
 from tnsim.checkpoints.guard import naming
 from tnsim.errors import CheckpointError
 
@@ -228,17 +228,36 @@ def base_file(folder: Path) -> Path | None:
 
     Returns:
         The file or the index, None as of `model_file`.
+
+    Raises:
+        CheckpointError: A file of the whole model lies beside an index of other files.
     """
     if (folder / INDEX).is_file():
-        return folder / INDEX
+        return _only(folder, INDEX, WHOLE)
     # The pickle beside safetensors is the same model again, so it does not count.
     others = [path for path in checkpoints(folder) if path.suffix in (".safetensors", ".npz")]
     others = [path for path in others if not is_adapter(path)]
     if [path.name for path in others] == [WHOLE]:
         return folder / WHOLE
+    if not others and (folder / OLD_INDEX).is_file():
+        return _only(folder, OLD_INDEX, OLD)
     if not others and (folder / OLD).is_file():
         return folder / OLD
     return None
+
+
+def _only(folder: Path, index: str, whole: str) -> Path:
+    """The index, unless the folder holds a whole model besides, as one that was saved into twice.
+
+    Hugging Face's library reads the whole model then, others the parts.
+    """
+    with naming(folder / index):
+        if (folder / whole).is_file() and whole not in places_in(folder / index).values():
+            raise CheckpointError(
+                f"lists other files than {whole}, which lies beside it: these may be two models; "
+                "move one of them out of the folder"
+            )
+    return folder / index
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -299,4 +318,4 @@ def _of_revision(snapshot: Path) -> Path:
 
 def _holds_model(folder: Path) -> bool:
     # Unlike `Path.is_file`, this is False without permission to read, as in `lost+found`.
-    return any(os.path.isfile(folder / name) for name in (WHOLE, INDEX, OLD, *ADAPTERS))  # noqa: PTH113
+    return any(os.path.isfile(folder / name) for name in (WHOLE, INDEX, OLD, OLD_INDEX, *ADAPTERS))  # noqa: PTH113

@@ -32,7 +32,7 @@ EXPANSION = 16  # a file may declare at most so many times its size: weights har
 SUFFIXES = (".safetensors", ".npz", ".pt", ".pth", ".ckpt")
 LFS_POINTER = b"version https://git-lfs"
 INDEX = "model.safetensors.index.json"  # index of a model in several files
-_PART = ".safetensors"  # end of the name of each of these files
+OLD_INDEX = "pytorch_model.bin.index.json"  # the same of pickles, in older repositories
 TORCH_VERSION = (2, 10)  # the first that reads untrusted files safely
 # Bytes of names, shapes and offsets: enough for ten thousand tensors, and read within a second.
 HEADER_BYTES = 2**22  # safetensors
@@ -177,7 +177,7 @@ def contents(path: Path) -> Contents:
     """Read the inventory of a checkpoint file.
 
     Args:
-        path: A file that ends in any of `SUFFIXES` or in .bin, or an `INDEX`.
+        path: A file that ends in any of `SUFFIXES` or in .bin, an `INDEX` or an `OLD_INDEX`.
 
     Returns:
         Names and unread tensors.
@@ -205,7 +205,7 @@ def contents(path: Path) -> Contents:
     if path.is_dir():
         raise CheckpointError("is a folder, not a checkpoint file")
     # The parts of an index are checked one by one, by their own sizes.
-    if path.name == INDEX:
+    if path.name in (INDEX, OLD_INDEX):
         return _part_contents(path)
     if not path.exists():
         raise CheckpointError("no such file")
@@ -274,16 +274,40 @@ def _float8(path: Path, name: str, dtype: np.dtype) -> np.ndarray:
         return np.frombuffer(file.read(end - begin), dtype).reshape(declared["shape"])
 
 
-def _part_contents(index: Path) -> Contents:
-    """All tensors of a model in several files; the size of each file limits its own tensors."""
-    with refusing("not a readable index of safetensors"):
+def places_in(index: Path) -> dict[str, str]:
+    """The names of the files in which an index says that tensors lie, by tensor.
+
+    Args:
+        index: An `INDEX` or an `OLD_INDEX`.
+
+    Returns:
+        Names of files beside the index, which need not exist.
+
+    Raises:
+        CheckpointError: The index is damaged, or leads elsewhere.
+
+    Example:
+        >>> import tempfile
+        >>> index = Path(tempfile.mkdtemp(), INDEX)
+        >>> _ = index.write_text('{"weight_map": {"w": "model-1.safetensors"}}')
+        >>> places_in(index)
+        {'w': 'model-1.safetensors'}
+    """
+    end = Path(index.name.removesuffix(".index.json")).suffix
+    with refusing(f"not a readable index of {end} files"):
         places = json.loads(read_text(index))["weight_map"]
         files = sorted(set(places.values()))
         # An index must not lead out of its folder.
-        if not all(Path(name).name == name and name.endswith(_PART) for name in files):
-            raise CheckpointError(f"its parts must lie beside it as {_PART}, found {files[:4]}")
+        if not all(Path(name).name == name and name.endswith(end) for name in files):
+            raise CheckpointError(f"its parts must lie beside it as {end}, found {files[:4]}")
+    return places
+
+
+def _part_contents(index: Path) -> Contents:
+    """All tensors of a model in several files; the size of each file limits its own tensors."""
+    places = places_in(index)
     tensors: list[Stored] = []
-    for name in files:
+    for name in sorted(set(places.values())):
         with naming(f"its part {name}"):
             part = contents(index.with_name(name))
         # A part may hold more tensors than the index gives it.

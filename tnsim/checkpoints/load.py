@@ -482,6 +482,8 @@ def is_several(path: str | os.PathLike[str]) -> bool:
 
 def _expand_source(source: Any) -> Iterator[tuple[str, Path]]:
     """The names and files of the models in a source."""
+    if source == "":  # which is the present folder to the file system, and often unset to a shell
+        raise CheckpointError("the name of a checkpoint is empty; '.' is the present folder")
     if isinstance(source, (str, os.PathLike)):
         yield from _source_matches(source)
         return
@@ -509,7 +511,12 @@ def _source_matches(source: str | os.PathLike[str]) -> list[tuple[str, Path]]:
             )
         # Folders list files in an order of their own.
         ordered = sorted(paths, key=lambda name: natural(Path(name)))
-        return [(name, located(paths[name])) for name in ordered]
+        return [(name, _located_entry(paths[name])) for name in ordered]
+
+
+def _located_entry(path: str | Path) -> Path:
+    with naming(path):
+        return located(path)
 
 
 def _held_by(folder: Path) -> str:
@@ -533,7 +540,7 @@ def _source_paths(source: str | os.PathLike[str]) -> dict[str, str | Path]:
     if folder.is_dir():
         _say_what_is_left_out(folder.iterdir())
         return {str(path): path for path in checkpoints(folder)}
-    matches = [Path(path) for path in glob.glob(str(source))]
+    matches = [Path(path) for path in glob.glob(str(source), recursive=True)]
     _say_what_is_left_out(matches)
     return {str(path): path for path in matches if without_weights(path) is None}
 
@@ -612,6 +619,9 @@ def _differing_numbers(names: Sequence[list[str]]) -> tuple[str, ...] | None:
     if len(differing) == 1:
         number = differing[0]
     if number is None:
+        return None
+    # Digits behind a point or in an exponent are no number of their own, as in lr0.25 and lr1e-4.
+    if number > 1 and re.fullmatch(r"\.|[eE][-+]?", columns[number - 1][0]):
         return None
     labels = tuple(str(int(part)) for part in columns[number])
     # Leading zeros may hide that two labels are one number.

@@ -211,6 +211,7 @@ def check_unused(
         Names of the ignored tensors, and names of the tensors that are left out.
 
     Raises:
+        CheckpointError: Where a rule reads what is to be left out.
         KeysDiffer: Where the dialect does not account for a tensor.
         UnsupportedLayer: Where this tensor is a norm, or where the dialect ignores a norm or a
             bias.
@@ -229,6 +230,11 @@ def check_unused(
     left_out: list[str] = []
     surplus: list[str] = []
     to_leave, unused, to_ignore = map(Patterns, (dialect.leave_out, dialect.unused, dialect.ignore))
+    if read := [name for name in arrays.state if name in arrays.used and name in to_leave]:
+        raise CheckpointError(
+            f"leave_out names {', '.join(read[:8])}, which the dialect {dialect.name} reads: give "
+            "a dialect without it"
+        )
     for name in arrays.unused():
         # Leaving out comes first, as it is the weaker claim about a tensor.
         if name in to_leave:

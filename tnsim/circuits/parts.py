@@ -526,6 +526,12 @@ def _of_file(path: str | os.PathLike[str], reading: Reading) -> Anatomy:
             config = configuration(told_by) or {}
         # Types that are refused go there as well, for the reason that the layout knows.
         if config.get("model_type") in {*LAYOUTS, *NOT_POLYNOMIAL}:
+            if reading.leave_out or reading.norm_inputs is not None or reading.n_ctx is not None:
+                raise ModelError(
+                    "parts in the layout of a configuration hold all of their tensors, behind the "
+                    "norm, of sequences of any length: leave_out (--leave-out), norm_inputs "
+                    "(--norm-inputs) and n_ctx (--n-ctx) do not apply, leave them out"
+                )
             return StandardParts(Transformer.of(inventory.state, config))
     try:
         return OwnParts(with_dense_matrices(read(path, *reading).model))

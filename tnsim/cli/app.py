@@ -6,6 +6,7 @@ command is the text that `--help` prints, and each option carries its own help.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -93,7 +94,9 @@ def similarity(
             "its error.",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of --check.")] = 0,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Seed of --check.", show_default="0")
+    ] = None,
     layers: Annotated[
         str | None,
         typer.Option(
@@ -110,6 +113,8 @@ def similarity(
     import tnsim
     from tnsim.models.functions import is_function
 
+    if seed is not None and check is None:
+        raise ModelError("--seed is that of --check SAMPLES, which is not given: leave it out")
     if layers is not None:
         others = {"--check": check is not None, "--centred": centred}
         if given := flags_given(reading) + [flag for flag, used in others.items() if used]:
@@ -130,7 +135,7 @@ def similarity(
             by_output = tnsim.slices(one, two, chosen, **options).tolist()
     sampled = None
     if check is not None:
-        drawn: dict[str, Any] = {"samples": check, "seed": seed, "progress": not as_json}
+        drawn: dict[str, Any] = {"samples": check, "seed": seed or 0, "progress": not as_json}
         sampled = tnsim.check(one, two, chosen, centred=centred, **drawn)
     if as_json:
         files = {"a": str(a), "b": str(b)}
@@ -153,7 +158,14 @@ def _similarity_of_blocks(
 ) -> None:
     """Cosines of the MLP blocks of two transformers that a pattern names, one after another."""
     import tnsim
+    from tnsim.checkpoints.load import is_several
 
+    for file in (a, b):
+        if is_several(file):
+            raise ModelError(
+                f"{file}: stands for several checkpoints, where one is meant: name one of them, or "
+                "compare all by `tnsim pairwise --parts mlp`"
+            )
     metric, fit, dtype = metric_of(asked), asked.fit, asked.dtype
     # With fitted states the block is compared behind its norm, where the states were taken.
     norm = "fold" if fit is None else "leave"
@@ -313,7 +325,7 @@ def plan(
     one, two = networks.single(a), networks.single(b)
     planned = tnsim.plan(one, two, metric_of(asked), cosine=cosine, dtype=asked.dtype.value)
     if as_json:
-        typer.echo(planned.to_json())
+        print_json(json.loads(planned.to_json()))
         return
     say(str(planned))
     contraction = planned.contraction

@@ -107,7 +107,7 @@ def followed(
             is_settled = look.changing.isdisjoint(path for path, _ in computed)
             if written and written != computed and is_settled:
                 try:
-                    result = compared(models_of([path for path, _ in written]), store)
+                    result = compared(models_of([look.named[path] for path, _ in written]), store)
                 except StoreMismatch:
                     if lost := [path for path, stamp in stored if (path, stamp) not in written]:
                         say(f"{lost[0]} was rewritten or removed: all pairs are computed again")
@@ -147,9 +147,11 @@ class _Look:
     def __init__(self, files: list[str], models_of: Callable[[Sequence[Path]], Any]) -> None:
         self._files, self._models_of = files, models_of
         self.changing: set[Path] = set()  # files that differ from those of the look before
+        self.named: dict[Path, Path] = {}  # files, or the folders of single models that they are in
         self._before: dict[Path, _Stamp] = {}
         self._whole: dict[Path, _Stamp] = {}
         self._told: dict[Path, _Unreadable] = {}
+        self._unfound: set[str] = set()  # what was said where no files were found
 
     @property
     def hopeless(self) -> dict[Path, TnsimError]:
@@ -161,10 +163,18 @@ class _Look:
         import tnsim
 
         try:
-            paths = tnsim.Series(self._files).paths
-        except CheckpointError:  # nothing yet
+            series = tnsim.Series(self._files)
+        except CheckpointError as error:  # nothing yet, or a folder in the way
+            if str(error) not in self._unfound:
+                self._unfound.add(str(error))
+                say(f"waiting for {error}")
             return ()
-        stamps = {path: stamp for path in paths if (stamp := _stamp(path)) is not None}
+        # A folder has the label of the checkpoint, and the files that its library needs.
+        self.named = {
+            path: path.parent if Path(name) == path.parent else path
+            for name, path in zip(series.names, series.paths, strict=True)
+        }
+        stamps = {path: stamp for path in series.paths if (stamp := _stamp(path)) is not None}
         before, self._before = self._before, stamps
         self.changing = {path for path, stamp in stamps.items() if before.get(path) != stamp}
         return tuple((path, stamp) for path, stamp in stamps.items() if self._is_whole(path, stamp))
@@ -182,7 +192,7 @@ class _Look:
             return False
         try:
             # Models are read when indexed, parts when they are told apart.
-            models = self._models_of([path])
+            models = self._models_of([self.named[path]])
             if isinstance(models, Sequence):
                 models[0]
         except MissingExtra:

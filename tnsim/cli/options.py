@@ -14,11 +14,12 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Timer
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeAlias
 
 import typer
 
@@ -193,7 +194,8 @@ def grouped(command: _Command) -> _Command:
     def run(**given: Any) -> None:
         for name, (group, fields) in groups.items():
             given[name] = group(**{field: given.pop(field) for field in fields})
-        command(**given)
+        with _object_alone() if given.get("as_json") else nullcontext():
+            command(**given)
 
     run.__annotations__ = {}
     run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
@@ -490,12 +492,15 @@ def check_outputs(outputs: Mapping[Path, Kind], store: Path | None = None) -> No
         store: Folder that the command writes and that holds nothing else.
 
     Raises:
-        BadParameter: Error of Typer, where a file of another kind stands in the place of an output,
-            where a file stands in the place of a folder, where two outputs are one file, or where
-            one is to lie in another or in the store.
+        BadParameter: Error of Typer, where a picture has the ending of another kind, where a file
+            of another kind stands in the place of an output, where a file stands in the place of a
+            folder, where two outputs are one file, or where one is to lie in another or in the
+            store.
     """
     places = {} if store is None else {os.path.realpath(store): store}
     for path, kind in outputs.items():
+        if kind is PNG and path.suffix.lower() not in ("", ".png"):
+            raise typer.BadParameter(f"{path}: pictures are PNG files, found {path.suffix}")
         # Two names of the same file would overwrite each other.
         place = os.path.realpath(path)
         if (other := places.setdefault(place, path)) is not path:
@@ -543,6 +548,21 @@ def say(text: str) -> None:
         typer.echo(printable(line))
 
 
+_OBJECTS: ContextVar[TextIO | None] = ContextVar("_OBJECTS", default=None)
+"""Where `print_json` writes; None for the standard output."""
+
+
+@contextmanager
+def _object_alone() -> Iterator[None]:
+    """Send all other output to stderr: code of a user, a forward pass too, may print anything."""
+    before = _OBJECTS.set(sys.stdout)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _OBJECTS.reset(before)
+
+
 def print_json(data: dict[str, Any]) -> None:
     """Print one object and nothing else.
 
@@ -553,7 +573,7 @@ def print_json(data: dict[str, Any]) -> None:
         >>> print_json({"similarity": 1.0})
         {"similarity": 1.0}
     """
-    typer.echo(json.dumps(data))
+    typer.echo(json.dumps(data), file=_OBJECTS.get())
 
 
 @contextmanager

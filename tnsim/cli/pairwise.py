@@ -85,11 +85,13 @@ def pairwise(
         ),
     ] = None,
     distances: Annotated[
-        str,
+        str | None,
         typer.Option(
-            "--distances", help="Positions by which keys of qk parts stand before queries."
+            "--distances",
+            help="Positions by which keys of qk parts stand before queries.",
+            show_default="1",
         ),
-    ] = "1",
+    ] = None,
     follow: Annotated[
         float | None,
         typer.Option(
@@ -143,13 +145,15 @@ def pairwise(
     import tnsim
 
     _check_follow(follow, until, dry_run, as_json)
+    if distances is not None and "qk" not in (parts or "").split(","):
+        raise typer.BadParameter("--distances are those of --parts qk, which are not given")
     as_it_is = asked.metric if parts is None else None
     networks = networks_of(reading, as_it_is)
 
     def models_of(names: Sequence[str | Path]) -> Any:
         if parts is None:
             return networks.several(names)
-        return _parts_of(networks.series(names), parts, distances)
+        return _parts_of(networks.series(names), parts, "1" if distances is None else distances)
 
     names = _names_in(files)
     models: Any = models_of(names) if follow is None else None
@@ -261,6 +265,8 @@ def _has_plot(name: str, result: Pairwise) -> bool:
 
     if "part" in result.dims:
         return name == "parts"
+    if name == "mds" and result.sizes["a"] < 2:  # the first of a run that is followed
+        return False
     return name == "heatmap" or (name != "parts" and is_one_set(result))
 
 

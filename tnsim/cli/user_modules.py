@@ -48,7 +48,7 @@ def module_at(place: str) -> Any:
         code = _code_of(where)
     except CheckpointError as missing:
         raise CheckpointError(f"{said}: {missing}") from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script that reads its own arguments exits
         raise CheckpointError(f"{said}: its code raises {_named(error)}") from error
     if not hasattr(code, name):
         near = difflib.get_close_matches(name, dir(code), 3)
@@ -64,7 +64,7 @@ def module_at(place: str) -> Any:
         )
     try:
         made: Any = found()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         hint = ""
         if isinstance(error, TypeError):  # as of a class that needs arguments
             hint = (
@@ -106,5 +106,5 @@ def _code_of(where: str) -> Any:
     return code
 
 
-def _named(error: Exception) -> str:
+def _named(error: BaseException) -> str:
     return printable(f"{type(error).__name__}: {error}", 300)

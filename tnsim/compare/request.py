@@ -369,5 +369,5 @@ def check_comparison(a: Any, b: Any, metric: Any) -> None:
     if one.n_ctx is None and (one.attends or two.attends):
         raise ModelError(
             "attention is compared on sequences of one length: "
-            "give tnsim.Model(layers, n_ctx=...) or tnsim.load(..., n_ctx=...)"
+            "give tnsim.Model(layers, n_ctx=...) or tnsim.load(..., n_ctx=...) (--n-ctx)"
         )

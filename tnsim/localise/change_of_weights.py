@@ -378,6 +378,38 @@ def all_numbers(model: Model) -> Model:
     return jax.tree.map(lambda leaf: np.asarray(leaf, getattr(leaf, "dtype", np.float64)), model)
 
 
+def with_equal_biases(a: Model, b: Model) -> tuple[Model, Model]:
+    """Two models with zeros for each bias that the other one alone has.
+
+    A bias of zeros, as most begin a training, is none in a model that was read.
+
+    Args:
+        a, b: Models, which are returned as they are where more than biases differ.
+
+    Example:
+        >>> import tnsim
+        >>> a, b = (tnsim.Model([tnsim.Linear([[1.0]], bias)]) for bias in (None, [2.0]))
+        >>> with_equal_biases(a, b)[0].layers[0].bias
+        array([0.])
+    """
+
+    def is_none(leaf: Any) -> bool:
+        return leaf is None
+
+    flat = [jax.tree_util.tree_flatten_with_path(model, is_leaf=is_none) for model in (a, b)]
+    (first, form), (second, other) = flat
+    if form != other:
+        return a, b
+    leaves: tuple[list[Any], list[Any]] = [], []
+    for (path, one), (_, two) in zip(first, second, strict=True):
+        if "bias" in jax.tree_util.keystr(path) and (one is None) != (two is None):
+            one = np.zeros_like(two) if one is None else one
+            two = np.zeros_like(one) if two is None else two
+        leaves[0].append(one)
+        leaves[1].append(two)
+    return jax.tree.unflatten(form, leaves[0]), jax.tree.unflatten(form, leaves[1])
+
+
 class OfModels:
     """A lineage of models with one hidden layer of activations, compared by exact inner products.
 
@@ -576,6 +608,7 @@ def exchange_weights(a: Any, b: Any, setting: Setting, by: Any, of: Any) -> Weig
     are_models = not is_function(a)
     if are_models:
         said, by = caveats(a, b), "block"
+        a, b = with_equal_biases(a, b)
     if not callable(of):
         check_measure(of)
         check_comparison(a, b, metric)

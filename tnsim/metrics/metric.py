@@ -38,6 +38,8 @@ from tnsim.options import checked
 
 _FEWEST_SAMPLES = 32
 """Fewest inputs of an estimate: two for each of the replicates that tell its standard error."""
+_MOST_SAMPLES = 2**30
+"""Most inputs of an estimate, each with a weight in memory."""
 
 
 class _AlwaysExact:
@@ -173,9 +175,11 @@ class Gaussian(GaussianMoments, _AlwaysExact):
     def __post_init__(self) -> None:
         super().__post_init__()
         count = self.samples
-        if not isinstance(count, Integral) or (count != 0 and count < _FEWEST_SAMPLES):
+        if not isinstance(count, Integral) or not (
+            count == 0 or _FEWEST_SAMPLES <= count <= _MOST_SAMPLES
+        ):
             raise ModelError(
-                f"samples of a Gaussian are a whole number, {_FEWEST_SAMPLES} or more, or 0 to "
+                f"samples of a Gaussian are a whole number, {_FEWEST_SAMPLES} to 2^30, or 0 to "
                 f"refuse networks that have no exact inner product, found {count!r}"
             )
 
