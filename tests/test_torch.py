@@ -609,8 +609,9 @@ def test_models_of_two_activations_with_a_linear_layer_between_run_on_the_inputs
         nn.Linear(2, 5), nn.ReLU(), nn.Linear(5, 2), nn.Linear(2, 5), nn.GELU(), nn.Linear(5, 1)
     )
     model, goal = tnsim.torch.from_module(net.double()), units(2, 3, 1).double()
-    value = tnsim.torch.similarity(model, tnsim.from_module(goal))
-    assert_close(value.item(), tnsim.similarity(net, goal), scale=1.0)
+    metric = tnsim.Gaussian(samples=64)
+    value = tnsim.torch.similarity(model, tnsim.from_module(goal), metric)
+    assert_close(value.item(), tnsim.similarity(net, goal, metric), scale=1.0)
     value.backward()
     assert net[0].weight.grad.abs().max() > 0
 
