@@ -113,12 +113,10 @@ ALONG_PLANS = {
     ),
     "two attention layers": (attention_twice, [(2, 2)] * 4, tnsim.GaussianClosure()),
 }
-QUICK = ("a residual and a cubic",)
 
 
-@pytest.mark.parametrize(
-    "case", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in ALONG_PLANS]
-)
+@pytest.mark.sampled(quick=1)
+@pytest.mark.parametrize("case", ALONG_PLANS)
 def test_gradients_along_plans(case):
     """Both models move, against differences of eighth order of the similarity without gradients."""
     build, shapes, metric = ALONG_PLANS[case]

@@ -228,7 +228,6 @@ NETWORKS = {  # parts, shape of an image, and entries in a row of each sparse ma
         [9, 9],
     ),
 }
-QUICK = ("normalised and pooled", "the input again", "a factor for all channels")
 
 
 def case(name, seed=0):
@@ -242,10 +241,7 @@ def sparse_matrices(model):
 
 
 @pytest.mark.sampled(quick=0, slow=2)
-@pytest.mark.parametrize(
-    "name",
-    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in NETWORKS],
-)
+@pytest.mark.parametrize("name", NETWORKS)
 def test_layers_of_convolutions_hold_few_numbers(name, rng, monkeypatch):
     """Layers compute the module's outputs, and are entry by entry those of dense matrices.
 

@@ -95,22 +95,8 @@ POLYNOMIALS = {
 }  # fmt: skip
 
 
-QUICK = (
-    "cp by einsum",
-    "quadratic activation",
-    "two residuals",
-    "sum times sum",
-    "added to itself",
-    "places of an array",
-)
-"""An export by PyTorch takes a second."""
-
-
-@pytest.mark.sampled(quick=0)
-@pytest.mark.parametrize(
-    "name",
-    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in POLYNOMIALS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", POLYNOMIALS)
 def test_the_model_computes_what_the_module_computes(name, rng):
     forward, parts, description = POLYNOMIALS[name]
     torch.manual_seed(0)
@@ -376,13 +362,8 @@ class Ways(nn.Module):
         return torch.cat(results, -1)
 
 
-QUICK = ("silu", "relu", "leaky_relu")
-
-
 @pytest.mark.sampled(quick=1)
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in WAYS]
-)
+@pytest.mark.parametrize("name", WAYS)
 def test_every_way_to_write_an_activation_is_the_activation(name):
     """Forms are recognised by algebra, so that the model is the module to rounding."""
     torch.manual_seed(0)
@@ -608,21 +589,8 @@ ACTIVATED = {  # functions of the hidden units of an autoencoder of plain parame
 }
 
 
-QUICK = (
-    "relu",
-    "jump of relu",
-    "relu of jump",
-    "jump by the step of relu",
-    "equal thresholds",
-    "glu",
-    "one gate of all",
-)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ACTIVATED],
-)
+@pytest.mark.sampled(quick=7)
+@pytest.mark.parametrize("name", ACTIVATED)
 def test_hidden_units_of_plain_parameters_have_their_activation(name):
     hidden, activation = ACTIVATED[name]
     module = Module(lambda m, x: coded(m, x, lambda u: hidden(m, u)), **CODES).double()
