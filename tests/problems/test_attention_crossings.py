@@ -145,7 +145,6 @@ QUICK = "rotation, some biases"
 
 
 @pytest.mark.sampled(quick=0, slow=1)
-@pytest.mark.slow
 @pytest.mark.parametrize("metric", ["tree", "gaussian", "frobenius"])
 @pytest.mark.parametrize("case", ONE)
 def test_gradients(case, metric, rng):
@@ -226,7 +225,6 @@ def test_gradients_of_moments_and_differences(rng):
 
 
 @pytest.mark.sampled(quick=0, slow=1)
-@pytest.mark.slow
 @pytest.mark.parametrize("metric", [tnsim.Categorical([0.3, 0.7]), tnsim.Categorical(samples=5)])
 def test_gradients_over_tokens(metric, rng):
     models = pair(ONE["rotation, some biases"], rng)
@@ -343,7 +341,6 @@ def test_every_hidden_unit_in_a_unit_of_its_own(case, metric, dtype, rng):
 
 
 @pytest.mark.sampled(quick=0, slow=1)
-@pytest.mark.slow
 @pytest.mark.parametrize("metric", ["tree", "gaussian"])
 @pytest.mark.parametrize("case", ONE)
 def test_mapped_over_models(case, metric, rng):
@@ -362,7 +359,7 @@ def test_mapped_over_models(case, metric, rng):
 
 @pytest.mark.sampled(quick=0, slow=4)
 @pytest.mark.parametrize("metric", ["gaussian", "closure"])
-@pytest.mark.parametrize("case", ["no constants", slow("biases, no rotation, no mask")])
+@pytest.mark.parametrize("case", ["no constants", "biases, no rotation, no mask"])
 def test_pairs_over_dependent_positions(case, metric, rng):
     """`pairwise` with a covariance over positions against quadrature, a difference among them."""
     a, b = pair(ONE[case], rng)
@@ -451,9 +448,7 @@ def of_path(label, names, own, value):
         ("biases, no rotation, no mask", "head", ("layer 0 head 1",)),
         ("rotation, some biases", "head", None),
         ("no constants", "head", None),
-        pytest.param(
-            "attention over bilinear, one coordinate", "head", None, marks=pytest.mark.slow
-        ),
+        ("attention over bilinear, one coordinate", "head", None),
     ],
 )
 def test_paths_over_dependent_positions(case, by, within, rng, diagrams):
@@ -481,7 +476,7 @@ def test_paths_over_dependent_positions(case, by, within, rng, diagrams):
 @backends.interpreted
 @pytest.mark.parametrize("metric", [tnsim.TreeSymmetric(), tnsim.Frobenius()], ids=lambda m: m.name)
 @pytest.mark.parametrize("by", ["layer", "head"])
-@pytest.mark.parametrize("case", [slow("attention over attention"), "attention over bilinear"])
+@pytest.mark.parametrize("case", TWO)
 def test_paths_of_two_layers_against_dense_tensors(case, by, metric, rng):
     a, b = pair(TWO[case], rng)
     found = tnsim.paths(a, b, metric, by=by)
