@@ -408,11 +408,11 @@ def test_means_of_a_closure(kind):
     rng = generator(14)
     metric, n_ctx = tnsim.GaussianClosure(np.full(3, 0.3)), None
     if kind == "attention twice":
-        n_ctx = 3
+        n_ctx = 2
         made = [[attention(rng, 3, 1, 2, 2, 3, biases=True) for _ in range(2)] for _ in range(2)]
     else:
         biased = kind == "lifted"
-        made = [[bilinear(rng, 3, 9, 3, biased) for _ in range(6)] for _ in range(2)]
+        made = [[bilinear(rng, 3, 9, 3, biased) for _ in range(4)] for _ in range(2)]
     a, b = (tnsim.Model(layers, n_ctx) for layers in made)
     found = tnsim.similarity(a, b, metric)
     assert found.route == "contractions"

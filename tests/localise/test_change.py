@@ -330,7 +330,7 @@ def test_what_is_no_run_is_refused(rng):
         "two networks, or the checkpoints of a run in the place of both, found one Model": a,
         "two checkpoints or more, found 1": [a],
         "all checkpoints are the same function": [a, a, a],
-        "have 4 and 3 layers": [a, b, cubic],
+        "have 4 and 3 layers": [a, a, cubic],
     }
     for message, run in cases.items():
         with refused(message):
