@@ -324,7 +324,7 @@ def test_a_run_has_the_change_of_every_step(rng):
 
 
 def test_what_is_no_run_is_refused(rng):
-    a, b = pair("mlp", rng)
+    a, _ = pair("mlp", rng)
     cubic, _ = pair("cubic", rng)
     cases = {
         "two networks, or the checkpoints of a run in the place of both, found one Model": a,

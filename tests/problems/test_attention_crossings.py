@@ -46,12 +46,12 @@ def bare(layer, *names):
 
 # attention in every setting, between other layers: rng -> layers from two coordinates to two
 ONE = {
+    "rotation, some biases": lambda g: [
+        bare(attention(g, 2, 1, 2, 2, 2, True), "k1", "v", "o"),
+    ],
     "biases, no rotation, no mask": lambda g: [
         tnsim.Residual(attention(g, 2, 2, 1, 1, 2, True, rope_base=None, mask="none"), 0.7, 0.35),
         linear(g, 2, 2, True),
-    ],
-    "rotation, some biases": lambda g: [
-        bare(attention(g, 2, 1, 2, 2, 2, True), "k1", "v", "o"),
     ],
     "no constants": lambda g: [linear(g, 2, 2), attention(g, 2, 2, 2, 1, 2, mask="none")],
 }
@@ -139,9 +139,6 @@ METRICS = {
     "gaussian": lambda rng, d: over_positions(rng, tnsim.Gaussian, d),
     "closure": lambda rng, d: over_positions(rng, tnsim.GaussianClosure, d),
 }
-
-
-QUICK = "rotation, some biases"
 
 
 @pytest.mark.sampled(quick=0, slow=1)
@@ -308,7 +305,7 @@ def test_every_projection_in_a_unit_of_its_own(metric, dtype, rng):
 
 @PRECISIONS
 @pytest.mark.parametrize("metric", ["tree", slow("closure")])
-@pytest.mark.parametrize("case", [QUICK, slow("biases, no rotation, no mask")])
+@pytest.mark.parametrize("case", ["rotation, some biases", slow("biases, no rotation, no mask")])
 def test_every_hidden_unit_in_a_unit_of_its_own(case, metric, dtype, rng):
     """Powers of two that queries take from keys, and outputs from values: the same function, biases included."""
     a, b = (in_dtype(model, dtype) for model in pair(ONE[case], rng))
