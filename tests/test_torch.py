@@ -271,21 +271,6 @@ def test_compiled_code_around_a_similarity_leaves_it_as_it_is():
 
 
 @pytest.mark.slow
-def test_one_step_of_training_goes_up():
-    net, goal = Net(), tnsim.from_module(Net())
-    optimiser = torch.optim.SGD(net.parameters(), lr=0.1)
-    values = []
-    for _ in range(3):
-        optimiser.zero_grad()
-        value = tnsim.torch.similarity(net, goal)
-        (1 - value).backward()
-        optimiser.step()
-        values.append(value.item())
-    assert values[0] < values[1] < values[2]
-    assert value.dtype == torch.float64 and net.head.weight.grad.dtype == torch.float32
-
-
-@pytest.mark.slow
 def test_a_state_dict_with_its_parameters_needs_no_recognition():
     net, goal = Net(), tnsim.from_module(Net())
     rules = (
