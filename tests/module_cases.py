@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from closeness import assert_close
+from closeness import LARGEST, assert_close
 from torch import nn
 from torch.nn import functional
 
@@ -183,6 +183,23 @@ def assert_computes(model: Any, module: nn.Module, case: Case, positions: int = 
         # 1 + erf(u) of PyTorch is 0 where it is 1e-24, so nothing is asked below 1e-9 of the inputs.
         largest = max(np.abs(wanted).max(initial=0.0), 1e-9 * float(batch.abs().max()))
         assert_close(found.reshape(wanted.shape), wanted, scale=largest)
+
+
+def assert_same(model: Any, module: nn.Module, x: np.ndarray | None = None, **limits: Any) -> None:
+    """Assert that a model gives what the module gives at some inputs, images as vectors where it reads vectors.
+
+    Args:
+        model: Model of tnsim.
+        module: The module that it was read from, in float64.
+        x: Inputs of the module, by default vectors of normal numbers of size 3.
+        limits: Tolerance of `assert_close`, relative to the largest output.
+    """
+    if x is None:
+        x = 3 * np.random.default_rng(0).normal(size=(50, model.d_in))
+    with torch.no_grad():
+        wanted = module(torch.as_tensor(x)).numpy()
+    found = np.asarray(model(x if x.shape[-1] == model.d_in else x.reshape(len(x), -1)))
+    assert_close(found, wanted.reshape(found.shape), scale=LARGEST, **limits)
 
 
 def _linear(d_in: int = WIDTH, d_out: int = WIDTH) -> nn.Linear:

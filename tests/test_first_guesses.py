@@ -468,12 +468,12 @@ def softmax_attention():
 @pytest.mark.parametrize("build", [recurrent, pooled, softmax_attention])
 def test_a_metric_says_how_long_sequences_are(build):
     """Of a batch of vectors such a module makes a sequence, which is no batch."""
-    nets, metric = two(build), tnsim.Gaussian(mean=np.zeros((5, 3)), samples=2**10)
+    nets, metric = two(build), tnsim.Gaussian(mean=np.zeros((2, 3)), samples=64)
     with refused(
         r"reads sequences of 3 coordinates: say how long they are, by n_ctx=", tnsim.TnsimError
     ):
         tnsim.similarity(*nets)
-    expected = tnsim.similarity(*nets, tnsim.Gaussian(samples=2**10), n_ctx=5)
+    expected = tnsim.similarity(*nets, tnsim.Gaussian(samples=64), n_ctx=2)
     values = [
         tnsim.similarity(*nets, metric),
         tnsim.pairwise(nets, metric=metric).similarity.values[0, 1],

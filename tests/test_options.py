@@ -48,7 +48,7 @@ READERS = ("dendrogram", "mds", "spectrum", "trajectory")
 def calls(tmp_path):
     """A right call of every public function and class: the callable and its arguments."""
     rng = np.random.default_rng(0)
-    a, b = (tnsim.Model([bilinear(rng, 3, 4, 3), bilinear(rng, 3, 4, 2)]) for _ in range(2))
+    a, b = (tnsim.Model([bilinear(rng, 3, 4, 3), linear(rng, 3, 2)]) for _ in range(2))
     files = [tmp_path / "step_1.safetensors", tmp_path / "step_2.safetensors"]
     for model, file in zip((a, b), files, strict=True):
         tnsim.save(model, file)
@@ -60,6 +60,8 @@ def calls(tmp_path):
         torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
         for _ in range(2)
     )
+    line = torch.nn.Linear(3, 2)
+    hidden = tnsim.Model([linear(rng, 3, 4), tnsim.Elementwise("tanh"), linear(rng, 4, 2)])
     square = np.ones((4, 4))
     attention = tnsim.Attention(*[rng.normal(size=(4, 4)) for _ in range(6)], n_heads=2)
     ends = linear(rng, 5, 4), linear(rng, 4, 5)
@@ -78,8 +80,8 @@ def calls(tmp_path):
         "heads": {"a": tokens, "b": tokens},
         "parts": {"checkpoint": tokens},
         "from_function": {"function": lambda w, x: x @ w.T, "params": one, "x": x},
-        "from_module": {"module": net},
-        "from_state_dict": {"state": net.state_dict(), "dialect": net},
+        "from_module": {"module": line},
+        "from_state_dict": {"state": line.state_dict(), "dialect": line},
         "load": {"path": files[0]},
         "Series": {"source": files},
         "save": {"model": a, "path": tmp_path / "saved.safetensors"},
@@ -89,7 +91,7 @@ def calls(tmp_path):
         "pairwise": {"models": [a, b]},
         "plan_pairwise": {"models": [a, b]},
         "open_pairwise": {"path": store},
-        "polynomial": {"model": net, "degree": 1},
+        "polynomial": {"model": hidden, "degree": 1, "samples": 64},
         "Activation": relu,
         "Elementwise": {"activation": tanh},
         "Gated": {"gate": one, "up": one, "down": np.ones((1, 2)), "activation": tanh},

@@ -93,6 +93,7 @@ def test_a_run_over_parts_grows_part_by_part(run, tmp_path):
     assert tnsim.open_pairwise(store).identical(found)
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_all_kinds_of_parts_make_one_run(kind, tmp_path, rng):
     """Of some the means are known and of others not; those of parts have no meaning."""

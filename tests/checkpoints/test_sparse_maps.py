@@ -12,7 +12,7 @@ from tnsim.checkpoints.sparse_maps import LinearMap, pattern_of
 from tnsim.models.matrices import SparseMatrix, is_sparse, written_out
 
 torch = pytest.importorskip("torch")
-from module_cases import Module  # noqa: E402
+from module_cases import Module, assert_same  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
@@ -228,7 +228,6 @@ NETWORKS = {  # parts, shape of an image, and entries in a row of each sparse ma
         [9, 9],
     ),
 }
-QUICK = ("normalised and pooled", "the input again", "a factor for all channels")
 
 
 def case(name, seed=0):
@@ -242,10 +241,7 @@ def sparse_matrices(model):
 
 
 @pytest.mark.sampled(quick=0, slow=2)
-@pytest.mark.parametrize(
-    "name",
-    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in NETWORKS],
-)
+@pytest.mark.parametrize("name", NETWORKS)
 def test_layers_of_convolutions_hold_few_numbers(name, rng, monkeypatch):
     """Layers compute the module's outputs, and are entry by entry those of dense matrices.
 
@@ -261,8 +257,7 @@ def test_layers_of_convolutions_hold_few_numbers(name, rng, monkeypatch):
     assert jax.tree.structure(second) == jax.tree.structure(model)
     x = rng.normal(size=(3, *example.shape[1:]))
     for network, read in ((module, model), (other, second)):
-        wanted = network(torch.as_tensor(x)).detach().numpy().reshape(3, -1)
-        assert_close(read(x.reshape(3, -1)), wanted, scale=LARGEST, rtol=1e-12)
+        assert_same(read, network, x, rtol=1e-12)
     monkeypatch.setattr(sparse_maps, "FEWEST", 2**60)
     with tnsim.using(tnsim.Session()):
         dense = tnsim.from_module(module, inputs=example)
@@ -292,8 +287,7 @@ def test_weights_that_are_zero_keep_their_places(tmp_path):
     assert len({jax.tree.structure(model) for model in models}) == 1
     x = np.random.default_rng(0).normal(size=(3, *example.shape[1:]))
     for network, model in zip((*networks, networks[1]), models, strict=True):
-        wanted = network(torch.as_tensor(x)).detach().numpy()
-        assert_close(model(x.reshape(3, -1)), wanted, scale=LARGEST, rtol=1e-12)
+        assert_same(model, network, x, rtol=1e-12)
 
 
 def masked(m, x):
@@ -349,8 +343,7 @@ def test_no_array_of_a_wide_network_is_large(rng):
     assert model.layers[1].left.values.shape == (12544, 144)
     assert max(leaf.nbytes for leaf in jax.tree.leaves(model)) < 2**24
     x = rng.normal(size=(2, 1, 28, 28))
-    wanted = module(torch.as_tensor(x)).detach().numpy()
-    assert_close(model(x.reshape(2, -1)), wanted, scale=LARGEST, rtol=1e-12)
+    assert_same(model, module, x, rtol=1e-12)
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from refusals import refused
 import tnsim
 
 torch = pytest.importorskip("torch")
-from module_cases import Module  # noqa: E402
+from module_cases import Module, assert_same  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
@@ -95,29 +95,15 @@ POLYNOMIALS = {
 }  # fmt: skip
 
 
-QUICK = (
-    "cp by einsum",
-    "quadratic activation",
-    "two residuals",
-    "sum times sum",
-    "added to itself",
-    "places of an array",
-)
-"""An export by PyTorch takes a second."""
-
-
-@pytest.mark.sampled(quick=0)
-@pytest.mark.parametrize(
-    "name",
-    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in POLYNOMIALS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", POLYNOMIALS)
 def test_the_model_computes_what_the_module_computes(name, rng):
     forward, parts, description = POLYNOMIALS[name]
     torch.manual_seed(0)
     module = Module(forward, **parts).double()
     model = tnsim.from_module(module, inputs=torch.zeros(8, 4))
     x = rng.normal(size=(5, 4))
-    assert_close(model(x), module(torch.as_tensor(x)).detach().numpy(), scale=LARGEST, rtol=1e-11)
+    assert_same(model, module, x, rtol=1e-11)
     assert re.search(description, repr(model)), model
 
 
@@ -152,8 +138,7 @@ def test_images(rng, capfd):
     model = tnsim.from_module(module, inputs=torch.zeros(2, 1, 4, 4))
     assert "Warning" not in capfd.readouterr().err  # as of PyTorch, of batch norm row by row
     x = rng.normal(size=(6, 1, 4, 4))
-    expected = module(torch.as_tensor(x)).detach().numpy()
-    assert_close(model(x.reshape(6, 16)), expected, scale=LARGEST, rtol=1e-11)
+    assert_same(model, module, x, rtol=1e-11)
     with refused(
         r"left: Conv2d; right: Conv2d; .*, of which .* give inputs=.*from_module\(net, inputs=x",
         tnsim.UnsupportedLayer,
@@ -242,8 +227,7 @@ def test_what_is_wide_on_the_way_alone_is_no_matrix(rng):
     net = net.double().eval()
     model = tnsim.from_module(net, inputs=torch.zeros(1, 3, 64, 64))
     x = rng.normal(size=(2, 3, 64, 64))
-    wanted = net(torch.as_tensor(x)).detach().numpy()
-    assert_close(model(x.reshape(2, -1)), wanted, scale=LARGEST, rtol=1e-11)
+    assert_same(model, net, x, rtol=1e-11)
 
 
 @pytest.mark.slow
@@ -255,8 +239,7 @@ def test_images_keep_their_residual_connection(rng):
     model = tnsim.from_module(net, inputs=torch.zeros(1, 3, 128, 128))
     assert isinstance(model.layers[0], tnsim.Residual) and model.layers[0].skip == 0.5
     x = rng.normal(size=(2, 3, 128, 128)) / 100
-    wanted = net(torch.as_tensor(x)).detach().numpy().reshape(2, -1)
-    assert_close(model(x.reshape(2, -1)), wanted, scale=LARGEST, rtol=1e-11)
+    assert_same(model, net, x, rtol=1e-11)
 
 
 class WrittenOut(nn.Module):
@@ -274,7 +257,7 @@ def test_activations_that_are_written_out(rng):
     model = tnsim.from_module(module)
     assert "gelu_tanh" in repr(model)
     x = 3 * rng.normal(size=(5, 4))
-    assert_close(model(x), module(torch.as_tensor(x)).detach().numpy(), scale=LARGEST, rtol=1e-11)
+    assert_same(model, module, x, rtol=1e-11)
 
 
 WAYS = {  # to write an activation, by the layers that come of it
@@ -376,22 +359,15 @@ class Ways(nn.Module):
         return torch.cat(results, -1)
 
 
-QUICK = ("silu", "relu", "leaky_relu")
-
-
 @pytest.mark.sampled(quick=1)
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in WAYS]
-)
+@pytest.mark.parametrize("name", WAYS)
 def test_every_way_to_write_an_activation_is_the_activation(name):
     """Forms are recognised by algebra, so that the model is the module to rounding."""
     torch.manual_seed(0)
     module = Ways(WAYS[name], gated=False).double()
     model = tnsim.from_module(module, inputs=torch.zeros(3, 4))
     assert [layer.activation.name for layer in model.layers] == [name.partition(",")[0]]
-    x = 3 * np.random.default_rng(0).normal(size=(50, 4))
-    with torch.no_grad():
-        assert_close(model(x), module(torch.as_tensor(x)).numpy(), scale=LARGEST, rtol=1e-10)
+    assert_same(model, module, rtol=1e-10)
 
 
 def test_constants_count_to_their_last_digit():
@@ -403,9 +379,7 @@ def test_constants_count_to_their_last_digit():
     module = Ways([nearly], gated=False).double()
     model = tnsim.from_module(module, inputs=torch.zeros(3, 4))
     assert "gelu_tanh" not in repr(model)  # a cubic layer, and a gate by tanh
-    x = np.random.default_rng(0).normal(size=(50, 4))
-    with torch.no_grad():
-        assert_close(model(x), module(torch.as_tensor(x)).numpy(), scale=LARGEST)
+    assert_same(model, module)
 
 
 @pytest.mark.slow
@@ -422,9 +396,7 @@ def test_gates_that_are_written_out():
     model = tnsim.from_module(module, inputs=torch.zeros(3, 4))
     (layer,) = model.layers
     assert (layer.activation.name, layer.rank) == ("silu", 30)
-    x = 3 * np.random.default_rng(0).normal(size=(50, 4))
-    with torch.no_grad():
-        assert_close(model(x), module(torch.as_tensor(x)).numpy(), scale=LARGEST)
+    assert_same(model, module)
 
 
 def test_outputs_that_do_not_say_which_counts_are_refused():
@@ -457,8 +429,7 @@ def test_files_of_images(rng, tmp_path):
     series = tnsim.load(tmp_path, nets[0], inputs=example)
     x = rng.normal(size=(6, 1, 4, 4))
     for model, net in zip(series, nets, strict=True):
-        wanted = net(torch.as_tensor(x)).detach().numpy()
-        assert_close(model(x.reshape(6, 16)), wanted, scale=LARGEST, rtol=1e-11)
+        assert_same(model, net, x, rtol=1e-11)
 
 
 POWER = 2
@@ -608,30 +579,15 @@ ACTIVATED = {  # functions of the hidden units of an autoencoder of plain parame
 }
 
 
-QUICK = (
-    "relu",
-    "jump of relu",
-    "relu of jump",
-    "jump by the step of relu",
-    "equal thresholds",
-    "glu",
-    "one gate of all",
-)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ACTIVATED],
-)
+@pytest.mark.sampled(quick=7)
+@pytest.mark.parametrize("name", ACTIVATED)
 def test_hidden_units_of_plain_parameters_have_their_activation(name):
     hidden, activation = ACTIVATED[name]
     module = Module(lambda m, x: coded(m, x, lambda u: hidden(m, u)), **CODES).double()
     model = tnsim.from_module(module, inputs=torch.zeros(3, 4))
     (layer,) = model.layers
     assert (type(layer), layer.activation.name, layer.rank) == (tnsim.Gated, activation, 6)
-    x = 3 * np.random.default_rng(0).normal(size=(50, 4))
-    with torch.no_grad():
-        assert_close(model(x), module(torch.as_tensor(x)).numpy(), scale=LARGEST)
+    assert_same(model, module)
 
 
 @pytest.mark.parametrize(
@@ -649,9 +605,7 @@ def test_what_relu_does_not_leave_as_it_is_takes_a_layer_of_its_own(hidden):
         module.height.copy_(torch.linspace(-0.5, 0.6, 6))
     model = tnsim.from_module(module, inputs=torch.zeros(3, 4))
     assert len(model.layers) > 1
-    x = 3 * np.random.default_rng(0).normal(size=(50, 4))
-    with torch.no_grad():
-        assert_close(model(x), module(torch.as_tensor(x)).numpy(), scale=LARGEST)
+    assert_same(model, module)
 
 
 NO_UNITS = {  # products beside those of a step and what it is a step of; the reason that is told
@@ -758,8 +712,7 @@ def test_a_convolutional_network_of_one_hidden_layer(rng):
     convolution, layer, *_ = model.layers
     assert (convolution.d_out, layer.activation.name, layer.d_out) == (32, "relu", 32)
     x = rng.normal(size=(5, 1, 6, 6))
-    with torch.no_grad():
-        assert_close(model(x.reshape(5, -1)), module(torch.as_tensor(x)).numpy(), scale=LARGEST)
+    assert_same(model, module, x)
     deeper = nn.Sequential(*layers[:3], nn.Flatten(), nn.Linear(8, 3), nn.ReLU(), nn.Linear(3, 3))
     found = tnsim.from_module(deeper, inputs=torch.zeros(2, 1, 6, 6))
     with refused(r"use Empirical\(inputs\)", tnsim.UnsupportedLayer):
@@ -818,4 +771,4 @@ def test_a_factor_of_the_weights_is_no_norm(rng):
 
     net = Module(forward, a=linear()).double()
     model, x = tnsim.from_module(net), rng.normal(size=(5, 4))
-    assert_close(model(x), net(torch.as_tensor(x)).detach().numpy(), scale=LARGEST, rtol=1e-12)
+    assert_same(model, net, x, rtol=1e-12)

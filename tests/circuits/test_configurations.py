@@ -144,7 +144,6 @@ def is_read(written, net):
 
 
 @pytest.mark.sampled(quick=0, slow=1)
-@pytest.mark.slow
 @pytest.mark.parametrize("layout", BASES)
 def test_configurations_are_read_as_they_are_computed(layout):
     torch.manual_seed(0)

@@ -160,7 +160,6 @@ def test_the_direct_path_takes_no_matrix_over_pairs_of_tokens(bias, rng):
 
 
 @pytest.mark.sampled(quick=0, slow=1)
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("moments", "bias"),
     [

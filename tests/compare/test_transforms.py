@@ -190,20 +190,6 @@ def test_gradient_through_a_difference(rng):
     assert all(np.isfinite(g).all() and np.abs(g).max() > 0 for g in jax.tree.leaves(gradient))
 
 
-def test_a_hessian_step_by_step_is_that_of_a_trace(rng):
-    """Without compiling, a sum without axes is a plain number of NumPy."""
-    a, b = (tnsim.Model([bilinear(rng, 3, 3, 2)]) for _ in range(2))
-
-    def similarity(s):
-        return tnsim.similarity(jax.tree.map(lambda x, y: x + s * y, a, b), b)
-
-    with jax.enable_x64(True):
-        expected = jax.hessian(similarity)(0.3)
-        with jax.disable_jit():
-            found = jax.hessian(similarity)(0.3)
-    assert_close(found, expected, scale=1.0, rtol=1e-12)
-
-
 def test_models_are_pytrees(rng):
     model, _ = cases.pair(cases.SHALLOW["lerp residual"], rng)
     again = jax.tree.unflatten(jax.tree.structure(model), jax.tree.leaves(model))

@@ -83,17 +83,12 @@ def all_tiers(a, b, metric, monkeypatch):
 
 
 # Compiling takes long: models of a kind each here, all of them among the slow tests.
-QUICK = ("embedded biases", "lerp residual", "uneven linear layers", "two residual")
 BY_LAYERS = itertools.product(cases.SHALLOW | cases.DEEP, ("tree", "closure", "frobenius"))
 WHOLE_TREES = itertools.product(("two bilinear", *cases.SHALLOW), ("gaussian", "symmetric"))
-PLANNED = [
-    (name, metric) if name in QUICK else pytest.param(name, metric, marks=pytest.mark.slow)
-    for name, metric in (*BY_LAYERS, *WHOLE_TREES)
-]
 
 
 @pytest.mark.crossing(quick=0, slow=1)
-@pytest.mark.parametrize("name, metric", PLANNED)
+@pytest.mark.parametrize("name, metric", [*BY_LAYERS, *WHOLE_TREES])
 def test_all_tiers_run_the_same_plan(name, metric, rng, monkeypatch):
     a, b = cases.pair((cases.SHALLOW | cases.DEEP)[name], rng)
     all_tiers(a, b, METRICS[metric], monkeypatch)
@@ -117,10 +112,9 @@ def test_wrong_arrays_are_refused(rng):
 
 
 @pytest.mark.sampled(quick=0, slow=1)
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::tnsim.PrecisionWarning")
-@pytest.mark.parametrize("size", [pytest.param(1e-3, marks=pytest.mark.slow), 1.0, 1e3])
-@pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize(
     "metric",
     [

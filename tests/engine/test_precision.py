@@ -107,7 +107,6 @@ def _cases(rng, bias, skip, depth):
 
 
 @pytest.mark.sampled(quick=0, slow=2)
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::tnsim.PrecisionWarning")
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("metric", METRICS)

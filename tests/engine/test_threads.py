@@ -109,7 +109,7 @@ from tnsim.engine.runtime.threads import Order, one_blas_thread, shared
 
 faulthandler.dump_traceback_later(60, exit=True)
 threads.processors = lambda: 4
-count, rng, found, ended = 40, random.Random(5), 0, 0
+count, rng, found, ended = 12, random.Random(5), 0, 0
 in_a_row = Order((0, *[1] * (count - 1)), (*((n + 1,) for n in range(count - 1)), ()), 8)
 at_once = Order((0,) * count, ((),) * count, 8)
 before = [each.num_threads for each in threads.blas_libraries()]
@@ -121,7 +121,7 @@ def interrupt(*_):
 signal.signal(signal.SIGALRM, interrupt)
 while ended < 600:
     try:
-        signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-5, 3e-3))
+        signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-5, 1e-3))
         with one_blas_thread():
             results = shared(tasks, 4, rng.choice([in_a_row, at_once, None]))
         signal.setitimer(signal.ITIMER_REAL, 0)

@@ -13,7 +13,7 @@ from closeness import LARGEST, assert_close
 from oracles import bilinear, linear
 from refusals import refused
 from seeds import generator
-from sequence_cases import DEEP, ONE_LAYER, D, inputs, pair, slow
+from sequence_cases import DEEP, ONE_LAYER, D, inputs, pair
 from sequence_oracles import (
     attention,
     dense_tree_product,
@@ -38,10 +38,8 @@ def test_forward_pass_is_the_formula(rope_base, mask, rng):
 
 
 @pytest.mark.crossing(quick=0, slow=1)
-@pytest.mark.parametrize(
-    "form", ["standard", slow("alike"), slow("diagonal"), slow("each"), "full"]
-)
-@pytest.mark.parametrize("layers", [name if name == "plain" else slow(name) for name in ONE_LAYER])
+@pytest.mark.parametrize("form", ["standard", "alike", "diagonal", "each", "full"])
+@pytest.mark.parametrize("layers", ONE_LAYER)
 def test_one_nonlinear_layer_is_exact(layers, form):
     a, b = pair(ONE_LAYER[layers], 2)
     metric = tnsim.Gaussian(*inputs(generator(3), 2, D)[form])
@@ -73,13 +71,9 @@ def test_three_positions():
     assert_close(tnsim.inner(a, b, metric), sequence_products(a, b, metric).sum(), rtol=1e-10)
 
 
-DEEP_QUICK = "bilinear, then attention"
-
-
 @pytest.mark.sampled(quick=0, slow=2)
-@pytest.mark.slow
-@pytest.mark.parametrize("form", ["standard", slow("full")])
-@pytest.mark.parametrize("layers", [DEEP_QUICK, *(slow(x) for x in DEEP if x != DEEP_QUICK)])
+@pytest.mark.parametrize("form", ["standard", "full"])
+@pytest.mark.parametrize("layers", reversed(DEEP))
 def test_closure_is_the_joint_gaussian_layer_by_layer(layers, form):
     a, b = pair(DEEP[layers], 2)
     metric = tnsim.GaussianClosure(*inputs(generator(4), 2, 1)[form])
@@ -90,7 +84,7 @@ def test_closure_is_the_joint_gaussian_layer_by_layer(layers, form):
 
 
 @pytest.mark.crossing(quick=0, slow=1)
-@pytest.mark.parametrize("symmetrised", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("symmetrised", [True, False])
 @pytest.mark.parametrize("layers", [*ONE_LAYER, *DEEP])
 def test_tree_metrics_are_those_of_dense_tensors(layers, symmetrised):
     if layers == "against a linear model":

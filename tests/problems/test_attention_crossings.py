@@ -46,12 +46,12 @@ def bare(layer, *names):
 
 # attention in every setting, between other layers: rng -> layers from two coordinates to two
 ONE = {
+    "rotation, some biases": lambda g: [
+        bare(attention(g, 2, 1, 2, 2, 2, True), "k1", "v", "o"),
+    ],
     "biases, no rotation, no mask": lambda g: [
         tnsim.Residual(attention(g, 2, 2, 1, 1, 2, True, rope_base=None, mask="none"), 0.7, 0.35),
         linear(g, 2, 2, True),
-    ],
-    "rotation, some biases": lambda g: [
-        bare(attention(g, 2, 1, 2, 2, 2, True), "k1", "v", "o"),
     ],
     "no constants": lambda g: [linear(g, 2, 2), attention(g, 2, 2, 2, 1, 2, mask="none")],
 }
@@ -141,11 +141,7 @@ METRICS = {
 }
 
 
-QUICK = "rotation, some biases"
-
-
 @pytest.mark.sampled(quick=0, slow=1)
-@pytest.mark.slow
 @pytest.mark.parametrize("metric", ["tree", "gaussian", "frobenius"])
 @pytest.mark.parametrize("case", ONE)
 def test_gradients(case, metric, rng):
@@ -226,7 +222,6 @@ def test_gradients_of_moments_and_differences(rng):
 
 
 @pytest.mark.sampled(quick=0, slow=1)
-@pytest.mark.slow
 @pytest.mark.parametrize("metric", [tnsim.Categorical([0.3, 0.7]), tnsim.Categorical(samples=5)])
 def test_gradients_over_tokens(metric, rng):
     models = pair(ONE["rotation, some biases"], rng)
@@ -310,7 +305,7 @@ def test_every_projection_in_a_unit_of_its_own(metric, dtype, rng):
 
 @PRECISIONS
 @pytest.mark.parametrize("metric", ["tree", slow("closure")])
-@pytest.mark.parametrize("case", [QUICK, slow("biases, no rotation, no mask")])
+@pytest.mark.parametrize("case", ["rotation, some biases", slow("biases, no rotation, no mask")])
 def test_every_hidden_unit_in_a_unit_of_its_own(case, metric, dtype, rng):
     """Powers of two that queries take from keys, and outputs from values: the same function, biases included."""
     a, b = (in_dtype(model, dtype) for model in pair(ONE[case], rng))
@@ -343,7 +338,6 @@ def test_every_hidden_unit_in_a_unit_of_its_own(case, metric, dtype, rng):
 
 
 @pytest.mark.sampled(quick=0, slow=1)
-@pytest.mark.slow
 @pytest.mark.parametrize("metric", ["tree", "gaussian"])
 @pytest.mark.parametrize("case", ONE)
 def test_mapped_over_models(case, metric, rng):
@@ -362,7 +356,7 @@ def test_mapped_over_models(case, metric, rng):
 
 @pytest.mark.sampled(quick=0, slow=4)
 @pytest.mark.parametrize("metric", ["gaussian", "closure"])
-@pytest.mark.parametrize("case", ["no constants", slow("biases, no rotation, no mask")])
+@pytest.mark.parametrize("case", ["no constants", "biases, no rotation, no mask"])
 def test_pairs_over_dependent_positions(case, metric, rng):
     """`pairwise` with a covariance over positions against quadrature, a difference among them."""
     a, b = pair(ONE[case], rng)
@@ -451,9 +445,7 @@ def of_path(label, names, own, value):
         ("biases, no rotation, no mask", "head", ("layer 0 head 1",)),
         ("rotation, some biases", "head", None),
         ("no constants", "head", None),
-        pytest.param(
-            "attention over bilinear, one coordinate", "head", None, marks=pytest.mark.slow
-        ),
+        ("attention over bilinear, one coordinate", "head", None),
     ],
 )
 def test_paths_over_dependent_positions(case, by, within, rng, diagrams):
@@ -481,7 +473,7 @@ def test_paths_over_dependent_positions(case, by, within, rng, diagrams):
 @backends.interpreted
 @pytest.mark.parametrize("metric", [tnsim.TreeSymmetric(), tnsim.Frobenius()], ids=lambda m: m.name)
 @pytest.mark.parametrize("by", ["layer", "head"])
-@pytest.mark.parametrize("case", [slow("attention over attention"), "attention over bilinear"])
+@pytest.mark.parametrize("case", TWO)
 def test_paths_of_two_layers_against_dense_tensors(case, by, metric, rng):
     a, b = pair(TWO[case], rng)
     found = tnsim.paths(a, b, metric, by=by)

@@ -89,13 +89,6 @@ def test_products_of_three_legs(biases, rng):
     )
 
 
-@pytest.mark.parametrize("case", ["two residual", "biased two over one"])
-def test_along_diagrams(case, rng):
-    metric = tnsim.Gaussian(*cases.INPUTS["mean and covariance"](rng))
-    a, b = cases.pair((cases.DEEP | cases.UNEVEN)[case], rng)
-    assert_close(tnsim.similarity(a, b, metric), cosine(a, b, metric), scale=1.0, rtol=1e-10)
-
-
 def test_small_variances_are_kept(rng):
     """Coordinates of deviations 1, 1e-12 and 0: relative to its own size none is lost."""
     cov = np.diag([1.0, 1e-24, 0.0])

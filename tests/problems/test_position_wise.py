@@ -101,7 +101,6 @@ def drawn(kinds):
 
 
 @pytest.mark.sampled(quick=0, slow=2)
-@pytest.mark.slow
 @pytest.mark.parametrize("constants", [False, True])
 @pytest.mark.parametrize("orders", [(3, 3), (2, 3), (4, 3)])
 def test_expectations_of_any_order(orders, constants, products):

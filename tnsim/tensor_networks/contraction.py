@@ -363,8 +363,10 @@ class Expression:
             # Float64 holds the exponent, whatever the precision of the run.
             value = np.asarray(value, np.result_type(value, np.float64))[()]
             is_finite = bool(np.isfinite(value).all())
-            # Of few tensors a zero is no underflow, as units are not that wrong.
-            is_done = is_finite and (np.any(value) or tensors < _FEW)
+            # Numbers below the normal ones are rounded to few digits, down to none. Of few tensors
+            # a zero is no underflow, as units are not that wrong.
+            is_normal = np.abs(value).max() >= np.finfo(self.plan.dtype).tiny
+            is_done = is_finite and (is_normal or tensors < _FEW)
             if is_done or not is_scaled or most - least < _CLOSE:
                 return value, float(exponent)
             least, most = (least, step) if is_finite else (step, most)
