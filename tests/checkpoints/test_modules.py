@@ -78,6 +78,30 @@ def test_what_is_recognised_computes_the_same(name, rng):
     assert_close(model(x), forward(module, x), scale=LARGEST, rtol=1e-12)
 
 
+def test_casts_to_the_precision_of_a_network_do_nothing(rng):
+    """The copy in float64 that is read mixed both types in one product, and was refused."""
+
+    def plain(m, x):
+        return m.b(m.a(x).relu())
+
+    def casting(m, x):
+        return m.b(m.a(x.float()).to(torch.float32).relu().type(torch.float32))
+
+    a, b, moved = nn.Linear(4, 8), nn.Linear(8, 3), nn.Linear(4, 8)
+    found = tnsim.similarity(Module(casting, a=a, b=b), Module(plain, a=a, b=b))
+    assert found.exact and found == 1
+    inputs = tnsim.Empirical(rng.normal(size=(20, 4)))
+    soft = (
+        lambda m, x: casting(m, x).softmax(-1, dtype=torch.float32).to(x.dtype),
+        lambda m, x: plain(m, x).softmax(-1),
+    )
+    shares = [
+        tnsim.change(*(Module(function, a=one, b=b) for one in (a, moved)), inputs, by="parameter")
+        for function in soft
+    ]
+    assert_close(shares[0].share, shares[1].share, scale=1.0)
+
+
 def test_nodes_from_the_last_to_the_first_are_no_iterator_in_older_pytorch(monkeypatch):
     """`reversed(graph.nodes)` is a list of nodes there, as earlier versions have it."""
     nodes = torch.fx.graph._node_list

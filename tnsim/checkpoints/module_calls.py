@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -188,3 +189,40 @@ def require_torch() -> Any:
     except ImportError:
         raise MissingExtra("torch", "torch", "reading a module") from None
     return torch
+
+
+@contextlib.contextmanager
+def casts_to_float64() -> Iterator[None]:
+    """Leave numbers of float64 as they are where code casts to float32.
+
+    A copy of a network in float64 computes what the network does in float32. Casts to the type that
+    the network has do nothing there, as in `x.float()`, and would round here, or mix two types in
+    one product. Casts to narrower types round in both.
+
+    Example:
+        >>> import torch
+        >>> with casts_to_float64():
+        ...     torch.zeros(1, dtype=torch.float64).float().dtype
+        torch.float64
+    """
+    torch = require_torch()
+    from torch.overrides import TorchFunctionMode
+
+    class Wide(TorchFunctionMode):
+        def __torch_function__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            named = kwargs or {}
+            if args and isinstance(args[0], torch.Tensor) and args[0].dtype is torch.float64:
+                if function is torch.Tensor.float:
+                    return args[0]
+                wide = {torch.float32: torch.float64}
+                args = [wide.get(x, x) if isinstance(x, torch.dtype) else x for x in args]
+                named = {
+                    name: wide.get(x, x) if isinstance(x, torch.dtype) else x
+                    for name, x in named.items()
+                }
+            return function(*args, **named)
+
+    with Wide():
+        yield

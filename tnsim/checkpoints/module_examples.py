@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tnsim.checkpoints.module_calls import array, copy_of, require_torch
+from tnsim.checkpoints.module_calls import array, casts_to_float64, copy_of, require_torch
 from tnsim.checkpoints.norms import Normed
 from tnsim.errors import ModelError, in_one_line
 from tnsim.models.functions import array_of, batch_of_inputs, check_one_input, tensor_of
@@ -89,7 +89,8 @@ def kind(module: Any) -> str:
 def own_defaults(module: Any) -> Iterator[None]:
     """Make float64, and the CPU of a module that is there, the defaults of what PyTorch makes.
 
-    Masks and tables of a forward pass are then what its weights are. Other code in the process may
+    Masks and tables of a forward pass are then what its weights are, and casts to float32 leave
+    float64 alone. Other code in the process may
     have set defaults of its own, such as the device "meta", on which tensors have no numbers.
 
     Args:
@@ -101,7 +102,7 @@ def own_defaults(module: Any) -> Iterator[None]:
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        with torch.device("cpu") if on_host else contextlib.nullcontext():
+        with torch.device("cpu") if on_host else contextlib.nullcontext(), casts_to_float64():
             yield
     finally:
         torch.set_default_dtype(before)
