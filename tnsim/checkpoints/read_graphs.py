@@ -25,7 +25,7 @@ from tnsim.checkpoints.attention_scores import (
     scores_of,
 )
 from tnsim.checkpoints.curves import MOST_POWERS, Curve
-from tnsim.checkpoints.entrywise import Chain, first_of, is_entrywise, start_of
+from tnsim.checkpoints.entrywise import Chain, is_entrywise, start_of
 from tnsim.checkpoints.norms import Norm, Normed
 from tnsim.checkpoints.operations import (
     CHOOSING,
@@ -231,12 +231,7 @@ class _Trace:
 
     def _curve_at(self, one: Operation) -> Part | None:
         """The curve that an operation ends, of the earliest value that one is known of."""
-        start = self.starts[one]
-        candidates = [start] if start is not one else []
-        reading = [read for read in first_of(one).reads if read in self.starts]
-        if start is not one and len(reading) == 1:
-            candidates.append(reading[0])
-        for place in dict.fromkeys(candidates):
+        for place in Chain(one, self.starts[one], self.scalars).places:
             chain = Chain(one, place, self.scalars)
             if chain.is_line:
                 return None
