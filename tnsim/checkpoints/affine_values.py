@@ -78,7 +78,7 @@ class Map:
     Args:
         library: Functions of arrays.
         size: Number of coordinates.
-        shape: Shape of the array; of the first array where an operation gives several.
+        shape: Shape of the array.
         operation: Function of the arrays that the maps before it give; None for the coordinates
             themselves.
         reach: The same function of indicators.
@@ -379,7 +379,7 @@ def affine_result(
     values: Mapping[Operation, Any],
     library: Library,
     filled: Mapping[Operation, Any],
-) -> Value | list[Value]:
+) -> Value:
     """An affine operation: its constant is that of its constants, its slopes those of its slopes.
 
     Args:
@@ -387,21 +387,17 @@ def affine_result(
         values: Arrays, and the `Value`s in which the operation is affine.
         library: Functions of arrays.
         filled: Arrays in the place of others where indicators are computed, by operation.
-
-    Returns:
-        The value, or several where the operation gives several arrays.
     """
     given = {one: values[one] for one in operation.reads if isinstance(values[one], Value)}
     others = {one: values[one] for one in operation.reads if one not in given}
     reachable = others | {one: _joined(others[one], filled[one]) for one in others if one in filled}
     constant = operation.run(others | {one: value.constant for one, value in given.items()})
-    several = isinstance(constant, (list, tuple))
     # The image of zero under weights that have a gradient is zero without a gradient.
-    if not several and library.requires_grad(constant) and not _adds(operation, given):
+    if library.requires_grad(constant) and not _adds(operation, given):
         starts = [value.constant for value in given.values()]
         is_zero = not any(library.requires_grad(one) or bool(one.any()) for one in starts)
         constant = library.array(np.zeros(constant.shape)) if is_zero else constant
-    results = [Value(part, {}) for part in (constant if several else [constant])]
+    result = Value(constant, {})
     varying = frozenset(given)
     zeros = {one: value.constant * 0 for one, value in given.items()}
     for source in sorted({source for value in given.values() for source in value.slopes}):
@@ -419,17 +415,11 @@ def affine_result(
 
         before = tuple(given[one].slopes[source] for one in reading)
         last = None
-        if len(reading) == 1 and not several:
-            last = _last_matrix(operation, reading[0], before[0], values, results[0].shape, library)
-        whole = Map(library, before[0].size, results[0].shape, moved, reached, before, last=last)
-        for n, part in enumerate(results):
-            slope = whole
-            if several:
-                kept = _last_part(operation, before[0], results, n)
-                pick: Callable[[Any], Any] = lambda y, n=n: y[n]  # noqa: E731
-                slope = whole.then(pick, part.shape, last=kept)
-            part.slopes[source] = slope
-    return results if several else results[0]
+        if len(reading) == 1:
+            last = _last_matrix(operation, reading[0], before[0], values, result.shape, library)
+        slope = Map(library, before[0].size, result.shape, moved, reached, before, last=last)
+        result.slopes[source] = slope
+    return result
 
 
 def _adds(operation: Operation, given: Mapping[Operation, Any]) -> bool:
@@ -463,7 +453,12 @@ def _last_matrix(
     if name in ("add", "sub") and width == rows and arguments[0] is not arguments[1]:
         first = arguments[0] is read
         return last if first or (name == "add" and not operation.keywords) else None
-    if name in ("mm", "matmul", "addmm", "bmm") and arguments[-2:][0] is read:
+    # The coordinates of a single vector may have a sparse matrix.
+    if name == "mul" and width == rows and (last is not IDENTITY or before.entries > before.size):
+        gain = values.get(arguments[1] if arguments[0] is read else arguments[0])
+        if gain is not None and math.prod(gain.shape) == width == gain.shape[-1]:  # of each row
+            return gain.reshape(-1, 1) * _matrix_rows(last, rows, library)
+    if name in ("mm", "addmm", "bmm") and arguments[-2:][0] is read:
         weight = values[arguments[-1]]
         if weight.ndim != 2 or (name == "addmm" and arguments[0] is read):
             return None
@@ -475,17 +470,6 @@ def _last_matrix(
         if axis % len(shape) == len(shape) - 1:
             return _matrix_rows(last, rows, library)[slice(start, stop, step)]
     return None
-
-
-def _last_part(operation: Operation, before: Map, results: list[Value], n: int) -> Any:
-    """The matrix of the last axis of a part, where an operation splits along this axis."""
-    if before.last is None or operation.name not in ("split", "split_with_sizes"):
-        return None
-    widths = [part.shape[-1] for part in results]
-    if sum(widths) != before.shape[-1] or before.shape[:-1] != results[n].shape[:-1]:
-        return None
-    start = sum(widths[:n])
-    return _matrix_rows(before.last, before.shape[-1], before.library)[start : start + widths[n]]
 
 
 def _matrix_rows(last: Any, rows: int, library: Library) -> Any:

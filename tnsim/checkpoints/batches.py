@@ -145,23 +145,15 @@ def _reached(
     """The entries of a result that depend on an input of a batch of two."""
     known = frozenset(before for before in one.reads if before in read)
     here = {before: read[before][n] for before in known}
-    if one.name == "getitem":
-        whole, place = one.arguments
-        found = here[whole]
-        return found[place] if isinstance(found, list) else found
     if is_affine(one.name) and one.name not in ("mul", "where", "embedding"):
         # The others are ones where each of several factors counts, and zeros in a sum.
         fill = int(one.name in PRODUCTS)
         each = []
         for before in known:
             others = {other: here[other] * 0 + fill for other in known if other is not before}
-            found = one.reach({**numbers, **others, before: here[before]}, known)
-            each.append(found if isinstance(found, list) else [found])
-        total = [sum(parts[1:], parts[0]) for parts in zip(*each, strict=True)]
-        return total if isinstance(numbers[one], (list, tuple)) else total[0]
-    result = numbers[one]
-    result = result[0] if isinstance(result, (list, tuple)) else result
-    total = library.array(np.zeros(tuple(result.shape)))
+            each.append(one.reach({**numbers, **others, before: here[before]}, known))
+        return sum(each[1:], each[0])
+    total = library.array(np.zeros(tuple(numbers[one].shape)))
     for indicator in here.values():
         if one.name == "embedding":
             total = total + indicator[..., None]

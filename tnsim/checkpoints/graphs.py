@@ -47,7 +47,8 @@ LONG = 512
 
 _PLAIN = {"_unsafe_view": "view", "_reshape_alias": "view", "_to": "to"}
 _DECOMPOSED = (
-    *("addcmul", "addcdiv", "addmv", "addr", "glu", "index_add", "index_copy", "linalg_cross"),
+    *("addcmul", "addcdiv", "addmv", "addr", "dot", "glu", "index_add", "index_copy"),
+    *("linalg_cross", "mv"),
     *("celu", "clamp_max", "clamp_min", "elu", "hardshrink", "hardsigmoid", "hardswish"),
     *("hardtanh", "leaky_relu", "rsub", "silu", "softshrink", "square", "threshold"),
 )
@@ -386,6 +387,11 @@ def _written_out() -> dict[Any, Callable[..., Any]]:
         aten._native_batch_norm_legit_no_training.default: _batch_norm,
         aten.slice_scatter.default: _scattered,
         aten.select_scatter.default: _selected,
+        aten.split_copy.Tensor: _split,
+        aten.split_with_sizes_copy.default: _split,
+        aten.unbind_copy.int: lambda x, axis=0: [x.select(axis, n) for n in range(x.shape[axis])],
+        aten.native_layer_norm.default: _layer_norm,
+        aten._trilinear.default: _trilinear,
     }
 
 
@@ -451,6 +457,15 @@ def _scattered(
     return torch.cat([before, part.expand_as(x.narrow(axis, begin, end - begin)), after], axis)
 
 
+def _split(x: torch.Tensor, sizes: Any, axis: int = 0) -> list[torch.Tensor]:
+    """The parts of an array along an axis, one by one, of given sizes or of one size."""
+    length = x.shape[axis]
+    if isinstance(sizes, int):
+        return [x.narrow(axis, n, min(sizes, length - n)) for n in range(0, length, sizes)]
+    ends = accumulate(sizes)
+    return [x.narrow(axis, end - size, size) for end, size in zip(ends, sizes, strict=True)]
+
+
 def _selected(x: torch.Tensor, part: torch.Tensor, axis: int, index: int) -> torch.Tensor:
     """An array with a part at an index of an axis."""
     index %= x.shape[axis]
@@ -469,6 +484,23 @@ def _batch_norm(*given: Any, **_: Any) -> Any:
     if bias is not None:
         y = y + bias.reshape(shape)
     return y, x.new_empty(0), x.new_empty(0)
+
+
+def _layer_norm(
+    x: torch.Tensor, shape: Sequence[int], gain: Any, shift: Any, epsilon: float
+) -> Any:
+    """A norm as it is written by hand, of which the algebra knows the part without parameters."""
+    axes = list(range(x.ndim - len(shape), x.ndim))
+    centred = x - x.mean(axes, keepdim=True)
+    scale = ((centred**2).mean(axes, keepdim=True) + epsilon).rsqrt()
+    y = centred * scale
+    y = y if gain is None else y * gain
+    return y if shift is None else y + shift, x.new_empty(0), scale
+
+
+def _trilinear(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, *_: Any) -> torch.Tensor:
+    """`nn.Bilinear`: sum_j (sum_i x_i W_oij) y_j, as many hidden units as (o, j)."""
+    return ((x[:, None, :, None] * weight).sum(2) * y[:, None]).sum(2)
 
 
 def _mutates(traced: torch.fx.GraphModule) -> bool:

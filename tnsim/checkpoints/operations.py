@@ -30,8 +30,8 @@ AXES = frozenset(
         *("permute", "pixel_shuffle", "pixel_unshuffle", "reflection_pad1d"),
         *("reflection_pad2d", "repeat", "replication_pad1d", "replication_pad2d", "reshape"),
         *("roll", "rot90", "scatter", "select"),
-        *("slice", "split", "split_with_sizes", "squeeze"),
-        *("stack", "swapaxes", "t", "to", "transpose", "tril", "triu", "unbind", "unfold"),
+        *("slice", "squeeze"),
+        *("stack", "swapaxes", "t", "to", "transpose", "tril", "triu", "unfold"),
         *("unsqueeze", "view", "where"),
     )
 )
@@ -49,7 +49,7 @@ SUMS = frozenset(
 )
 """Operations that add entries up, with weights that do not depend on the input."""
 
-PRODUCTS = frozenset(("_trilinear", "addmm", "baddbmm", "bmm", "dot", "matmul", "mm", "mul", "mv"))
+PRODUCTS = frozenset(("addmm", "baddbmm", "bmm", "mm", "mul"))
 """Operations that multiply where more than one argument depends on the input."""
 
 FIRST_ALONE = frozenset(
@@ -160,10 +160,11 @@ class Operation:
     def reach(self, values: Mapping[Operation, Any], varying: frozenset[Operation]) -> Any:
         """The linear part without signs, from indicators: ones at entries that read any one."""
         compute = _WITHOUT_SIGNS.get(self.name, self.compute)
-        found = self._varying_only(
-            values, varying, compute, lambda value: indicator(value) if is_float(value) else value
+        return indicator(
+            self._varying_only(
+                values, varying, compute, lambda x: indicator(x) if is_float(x) else x
+            )
         )
-        return [*map(indicator, found)] if isinstance(found, (list, tuple)) else indicator(found)
 
     def _varying_only(
         self,
