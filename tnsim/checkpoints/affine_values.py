@@ -21,8 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tnsim.checkpoints.operations import KEEP_ORDER, Operation
-from tnsim.checkpoints.sparse_maps import LARGEST, LinearMap
-from tnsim.errors import TooLarge
+from tnsim.checkpoints.sparse_maps import LARGEST, LinearMap, check_stored
 
 AT_ONCE = 2**19
 """Entries of the largest array on the way, over all rows of a matrix that are computed at once."""
@@ -190,7 +189,7 @@ class Map:
     @cached_property
     def matrix(self) -> Any:
         """The matrix of the map, (entries, coordinates)."""
-        check_size(self.entries, self.size)
+        check_stored(self.entries, self.size, self.size)
         block, library = max(1, AT_ONCE // self.widest), self.library
 
         def flat_at(coordinates: Any) -> Any:
@@ -474,20 +473,3 @@ def _last_matrix(
 
 def _matrix_rows(last: Any, rows: int, library: Library) -> Any:
     return library.eye(rows) if last is IDENTITY else last
-
-
-def check_size(outputs: int, inputs: int) -> None:
-    """Raise `TooLarge` where a dense matrix would store more than `LARGEST` numbers.
-
-    Args:
-        outputs: Rows of the matrix.
-        inputs: Columns of the matrix.
-    """
-    if outputs * inputs > LARGEST:
-        raise TooLarge(
-            f"a layer would be a matrix of {outputs:,} x {inputs:,} numbers, "
-            f"{outputs * inputs / 2**27:,.1f} GiB in float64, and layers such as convolutions are "
-            f"written out up to {LARGEST / 2**27:.3g} GiB, {LARGEST // inputs:,} rows of so many "
-            "inputs: pool or stride before the product, give an example of smaller images, or "
-            "compare outputs, metric tnsim.Empirical(images)"
-        )
