@@ -142,7 +142,7 @@ def example_inputs(module: Any, inputs: Any, n_ctx: int | None, width: int | Non
     # Modules of parameters alone do not say which axis reads the input.
     tensors = (*module.parameters(), *module.buffers())
     widths = sorted({size for tensor in tensors for size in tensor.shape if size})
-    each = [_first_taken(module, _of_width(size, n_ctx))[0] for size in widths]
+    each = [_first_taken(module, inputs_of_width(size, n_ctx))[0] for size in widths]
     fits = [example for example in each if example is not None]
     vectors = [example for example in fits if example.ndim == 2 or n_ctx is not None]
     # A single width that fits is the input; several would be a guess.
@@ -241,8 +241,16 @@ def _first_taken(module: Any, guesses: Iterable[Any]) -> tuple[Any, Exception | 
     return joined, error
 
 
-def _of_width(size: int, n_ctx: int | None) -> Iterator[Any]:
-    """Vectors and sequences of so many coordinates."""
+def inputs_of_width(size: int, n_ctx: int | None) -> Iterator[Any]:
+    """Random vectors and sequences.
+
+    Args:
+        size: Coordinates of a vector.
+        n_ctx: Length of the sequences; None for vectors first, and sequences of a few positions.
+
+    Yields:
+        Tensors (inputs, size) and (inputs, positions, size), float64.
+    """
     torch = require_torch()
     rng = torch.Generator().manual_seed(0)
     # Vectors first: most modules take a batch of either form.
@@ -258,14 +266,14 @@ def _guessed_inputs(module: Any, n_ctx: int | None, width: int | None) -> Iterab
     shape = (SAMPLES, n_ctx or POSITIONS)
     readers = [leaf for _, leaf in leaves_of(module, ()) if kind(leaf) in ("Embedding", "Linear")]
     if width is not None:
-        yield from _of_width(width, n_ctx)
+        yield from inputs_of_width(width, n_ctx)
     # The leaf that was made first mostly reads the input; an embedding made later may do so too.
     later = [leaf for leaf in readers[1:] if kind(leaf) == "Embedding"]
     for leaf in (*readers[:1], *later):
         if kind(leaf) == "Embedding":
             yield torch.randint(leaf.num_embeddings, shape, generator=rng)
         else:
-            yield from _of_width(leaf.in_features, n_ctx)
+            yield from inputs_of_width(leaf.in_features, n_ctx)
 
 
 def forward_error(module: Any, layers: Sequence[Normed], example: Any) -> float:

@@ -24,9 +24,9 @@ from tnsim.checkpoints.module_calls import array, copy_of, diverged, outside_com
 from tnsim.checkpoints.module_examples import (
     AN_EXAMPLE,
     POSITIONS,
-    SAMPLES,
     example_inputs,
     forward_error,
+    inputs_of_width,
     join,
     kind,
     leaves_of,
@@ -125,8 +125,9 @@ def from_module(
         >>> model, model.origin.error < 1e-12
         (Model(Linear(3 -> 4, bias), Linear(4 -> 2, bias); degree 1, 26 parameters), True)
     """
-    reading = recognised(merged_module(module), layers, n_ctx, inputs, output)
-    return assembled(reading.layers, norm_inputs, n_ctx, reading.origin())
+    return recognised(merged_module(module), layers, n_ctx, inputs, output).model(
+        norm_inputs, n_ctx
+    )
 
 
 def compared_module(module: Any, n_ctx: int | None, width: int | None) -> Model:
@@ -151,8 +152,7 @@ def compared_module(module: Any, n_ctx: int | None, width: int | None) -> Model:
         >>> compared_module(Halves(), None, 6).d_in
         6
     """
-    reading = recognised(merged_module(module), None, n_ctx, None, width=width)
-    return assembled(reading.layers, None, n_ctx, reading.origin())
+    return recognised(merged_module(module), None, n_ctx, None, width=width).model(None, n_ctx)
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,11 +205,8 @@ class StatesOf:
             if said := diverged(module):
                 raise ModelError(said) from None
             raise
-        origin = reading.origin()
-        if left_out:
-            caveat = f"left out: {', '.join(left_out)}"
-            origin = replace(origin, caveats=(*origin.caveats, caveat))
-        return assembled(reading.layers, norm_inputs, n_ctx, origin)
+        caveats = (f"left out: {', '.join(left_out)}",) if left_out else ()
+        return reading.model(norm_inputs, n_ctx, caveats)
 
     def loaded(self, state: Mapping[str, Any]) -> Any:
         """A copy of the module with other weights.
@@ -330,8 +327,8 @@ class Recognised(NamedTuple):
     unused: tuple[str, ...]
     lengths: tuple[int, ...]
 
-    def origin(self) -> Origin:
-        """The record of how the model was read."""
+    def model(self, norm_inputs: Any, n_ctx: int | None, caveats: tuple[str, ...] = ()) -> Model:
+        """The model of the layers, with norms at their energy on inputs, and how it was read."""
         name = type(self.module).__name__
         at = f" at n_ctx {self.positions}" if self.positions > 1 else ""
         if self.lengths:
@@ -340,7 +337,8 @@ class Recognised(NamedTuple):
             f"{name} of PyTorch, read by the graph of {name}{at} and compared with its own forward "
             f"pass: relative error {self.error:.2g}"
         )
-        return Origin(name, (said,), ignored=self.unused, error=self.error)
+        origin = Origin(name, (said,), caveats, ignored=self.unused, error=self.error)
+        return assembled(self.layers, norm_inputs, n_ctx, origin)
 
 
 def recognised(
@@ -437,7 +435,7 @@ def _first_reading(asked: _Asked, example: Any) -> Recognised:
         tried = tried[:1]
     # The batch may have been taken for a sequence, as attention takes it.
     if inputs is None and n_ctx is None and example.is_floating_point() and example.ndim == 2:
-        tried.append((_sequences(example.shape[-1]), True))
+        tried += [(one, True) for one in inputs_of_width(example.shape[-1], POSITIONS)]
     refusals: list[Exception] = []
     for given, sequence in tried:
         if refusals and given is not example and JOINED not in str(refusals[0]):
@@ -712,13 +710,6 @@ def _declared_layers(module: Any, path: str, declared: Mapping[type, Declared]) 
     }
     arrays = NamedArrays(tensors_of(module), None)
     return [normed(valued(replace(given, **keys), arrays), arrays)]
-
-
-def _sequences(width: int) -> Any:
-    """Normal vectors (inputs, positions, width)."""
-    torch = require_torch()
-    rng = torch.Generator().manual_seed(0)
-    return torch.randn((SAMPLES, POSITIONS, width), generator=rng)
 
 
 def _of_whole_sequences(example: Any) -> str:
