@@ -25,7 +25,7 @@ import numpy as np
 from tnsim.checkpoints.configurations import read_text
 from tnsim.checkpoints.guard import naming, refusing
 from tnsim.checkpoints.pickles import check_pickle
-from tnsim.errors import CheckpointError, MissingExtra
+from tnsim.errors import CheckpointError, require
 
 SMALL = 2**25  # bytes of tensors that any file may declare
 EXPANSION = 16  # a file may declare at most so many times its size: weights hardly compress
@@ -415,10 +415,9 @@ def _torch(path: Path) -> Contents:
 
 
 def _import_torch(path: Path) -> Any:
-    try:
-        import torch
-    except ImportError:
-        raise MissingExtra("torch", "torch", f"reading {path}") from None
+    require("torch", "torch", f"reading {path}")
+    import torch
+
     version = tuple(int(number) for number in re.findall(r"\d+", torch.__version__)[:2])
     if version < TORCH_VERSION:
         raise CheckpointError(

@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from tnsim.errors import MissingExtra, ModelError
+from tnsim.errors import ModelError, require
 from tnsim.models.functions import array_of, batch_of_inputs, run_module
 from tnsim.options import checked
 
@@ -183,8 +183,7 @@ def require_torch() -> Any:
     Raises:
         MissingExtra: When PyTorch is not installed.
     """
-    try:
-        import torch
-    except ImportError:
-        raise MissingExtra("torch", "torch", "reading a module") from None
+    require("torch", "torch", "reading a module")
+    import torch
+
     return torch
