@@ -22,6 +22,7 @@ import numpy as np
 
 from tnsim.checkpoints.operations import KEEP_ORDER, Operation
 from tnsim.checkpoints.sparse_maps import LARGEST, LinearMap, check_stored
+from tnsim.models.arrays import requires_grad
 
 AT_ONCE = 2**19
 """Entries of the largest array on the way, over all rows of a matrix that are computed at once."""
@@ -55,10 +56,6 @@ class Library(Protocol):
 
     def concatenate(self, arrays: Sequence[Any], axis: int = 0) -> Any:
         """Arrays after one another."""
-        ...
-
-    def requires_grad(self, array: Any) -> bool:
-        """Whether somebody differentiates by an array."""
         ...
 
     def numbers(self, array: Any) -> np.ndarray:
@@ -239,7 +236,7 @@ class Map:
         if self.last is IDENTITY or (self.last is None and not self.is_stored):
             return True
         entries = self.matrix if self.last is None else self.last
-        return self.library.requires_grad(entries) or bool(entries.any())
+        return requires_grad(entries) or bool(entries.any())
 
 
 IDENTITY = "the identity"
@@ -392,26 +389,23 @@ def affine_result(
     reachable = others | {one: _joined(others[one], filled[one]) for one in others if one in filled}
     constant = operation.run(others | {one: value.constant for one, value in given.items()})
     # The image of zero under weights that have a gradient is zero without a gradient.
-    if library.requires_grad(constant) and not _adds(operation, given):
+    if requires_grad(constant) and not _adds(operation, given):
         starts = [value.constant for value in given.values()]
-        is_zero = not any(library.requires_grad(one) or bool(one.any()) for one in starts)
+        is_zero = not any(requires_grad(one) or bool(one.any()) for one in starts)
         constant = library.array(np.zeros(constant.shape)) if is_zero else constant
     result = Value(constant, {})
     varying = frozenset(given)
     zeros = {one: value.constant * 0 for one, value in given.items()}
+
+    def on(part: Callable[..., Any], fixed: dict[Any, Any], reading: list[Operation]) -> Any:
+        """A part of the operation as a function of arrays for some operations that it reads."""
+        known = fixed | zeros
+        return lambda *arrays: part(known | dict(zip(reading, arrays, strict=True)), varying)
+
     for source in sorted({source for value in given.values() for source in value.slopes}):
         reading = [one for one, value in given.items() if source in value.slopes]
-
-        def moved(*arrays: Any, reading: list[Operation] = reading) -> Any:
-            return operation.linear(
-                others | zeros | dict(zip(reading, arrays, strict=True)), varying
-            )
-
-        def reached(*arrays: Any, reading: list[Operation] = reading) -> Any:
-            return operation.reach(
-                reachable | zeros | dict(zip(reading, arrays, strict=True)), varying
-            )
-
+        moved = on(operation.linear, others, reading)
+        reached = on(operation.reach, reachable, reading)
         before = tuple(given[one].slopes[source] for one in reading)
         last = None
         if len(reading) == 1:

@@ -99,9 +99,6 @@ class TorchLibrary:
     def concatenate(self, arrays: Sequence[Any], axis: int = 0) -> torch.Tensor:
         return torch.cat(list(arrays), axis)
 
-    def requires_grad(self, array: Any) -> bool:
-        return isinstance(array, torch.Tensor) and array.requires_grad
-
     def numbers(self, array: Any) -> np.ndarray:
         return (
             array.detach().cpu().numpy() if isinstance(array, torch.Tensor) else np.asarray(array)

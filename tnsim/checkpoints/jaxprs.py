@@ -92,9 +92,6 @@ class NumpyLibrary:
     def concatenate(self, arrays: Sequence[Any], axis: int = 0) -> np.ndarray:
         return np.concatenate(list(arrays), axis)
 
-    def requires_grad(self, array: Any) -> bool:
-        return False
-
     def numbers(self, array: Any) -> np.ndarray:
         return np.asarray(array)
 

@@ -41,6 +41,7 @@ from tnsim.checkpoints.operations import (
 )
 from tnsim.checkpoints.unit_layers import Layout, NoLayerError, Stack, multiple_of_identity
 from tnsim.errors import OWN_ACTIVATION, UnsupportedLayer, in_one_line
+from tnsim.models.arrays import requires_grad
 from tnsim.models.layers import Linear, Residual, with_widths
 
 _RELU = activation("relu")
@@ -142,7 +143,7 @@ class _Trace:
         self.scalars = {
             one: number
             for one, value in self.values.items()
-            if not library.requires_grad(value) and (number := number_in(value)) is not None
+            if not requires_grad(value) and (number := number_in(value)) is not None
         }
         self.known = {one: found for one in self.varying if (found := self._norm(one)) is not None}
         self.known |= declared
@@ -160,7 +161,7 @@ class _Trace:
         polynomial = all(curve.is_polynomial for curve in curves) and not any(
             one.name in ("gt", "lt", "ge", "le") for one in self.reads
         )
-        trained = any(map(library.requires_grad, self.values.values()))
+        trained = any(map(requires_grad, self.values.values()))
         sparse = polynomial and positions == 1 and not trained
         shape = tuple(example.shape) if self.tokens is None else (*example.shape, self.tokens)
         self.stack = Stack(library, shape, positions, sparse)
@@ -504,21 +505,19 @@ class _Trace:
 
     def _normed_value(self, one: Operation, start: Operation, norm: Norm) -> Value:
         """The state behind a norm."""
-        for attempt in range(2):
-            value = self.values[start]
-            if (
-                isinstance(value, Value)
-                and self.stack.is_state(value) == 0
-                and set(self.stack.sources) == {0}
-            ):
-                break
-            if attempt or not isinstance(value, Value):
-                raise UnsupportedLayer(
-                    f"{one.place} is a norm of a part of what the forward pass goes on with, and "
-                    "layers have a norm of the whole state before them"
-                )
+
+        def is_state(value: Any) -> bool:
+            alone = set(self.stack.sources) == {0}
+            return isinstance(value, Value) and self.stack.is_state(value) == 0 and alone
+
+        if not is_state(self.values[start]):
             self._settle(start)
         value = self.values[start]
+        if not is_state(value):
+            raise UnsupportedLayer(
+                f"{one.place} is a norm of a part of what the forward pass goes on with, and "
+                "layers have a norm of the whole state before them"
+            )
         if value.shape[-1] != self.stack.width:
             raise UnsupportedLayer(f"{one.place} is a norm of a part of the coordinates")
         return self.stack.normed(value, norm, one.place)

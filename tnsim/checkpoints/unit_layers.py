@@ -52,6 +52,7 @@ from tnsim.checkpoints.unit_rows import (
 )
 from tnsim.errors import TooLarge, UnsupportedLayer
 from tnsim.models.activated import Elementwise, Gated
+from tnsim.models.arrays import requires_grad
 from tnsim.models.layers import Bilinear, Linear, Multilinear, Residual
 from tnsim.models.matrices import SparseMatrix
 
@@ -813,7 +814,7 @@ class Stack:
                 and (source.layout.position == layout.position).all()
             )
             return 1.0 if same else None
-        if self.library.requires_grad(linear.at(self.zeros((linear.size,)) + 1)):
+        if requires_grad(linear.at(self.zeros((linear.size,)) + 1)):
             return None
         if not linear.is_stored and not self.may_be_sparse and linear.last is None:
             matrix = self._matrix(linear, may_be_sparse=True)
