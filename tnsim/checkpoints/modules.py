@@ -66,8 +66,7 @@ log = logging.getLogger(__name__)
 Declared = Rule | Callable[[Any], Any]
 """What a class of the user is: a rule with names as in the class, or a function of an instance."""
 
-NORM_MODULES = {"LayerNorm": "layer", "RMSNorm": "rms"}  # norms of rules by PyTorch's names
-WRAPPERS = {"DataParallel": "module", "DistributedDataParallel": "module"}
+WRAPPERS = ("DataParallel", "DistributedDataParallel")
 LARGEST_BATCH = 2**18
 """Numbers of the largest batch on which a module is compared with itself on single inputs."""
 SOFTMAX = "MultiheadAttention"  # refused as a whole, not operation by operation
@@ -737,7 +736,7 @@ def unwrapped_module(module: Any) -> Any:
     while True:
         inner = getattr(module, "_orig_mod", None)  # attribute of torch.compile
         if type(module).__name__ in WRAPPERS:
-            inner = getattr(module, WRAPPERS[type(module).__name__])
+            inner = module.module
         if inner is None:
             return module
         module = inner
@@ -773,7 +772,7 @@ def _settle_epsilons(module: Any, double: Any) -> None:
     norms = [
         (path, child)
         for path, child in double.named_modules()
-        if kind(child) in NORM_MODULES and child.eps is None
+        if kind(child) == "RMSNorm" and child.eps is None
     ]
     # With parameters of several dtypes, the dtype of the input is anyone's guess.
     dtypes = {parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()}
