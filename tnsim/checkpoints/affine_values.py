@@ -283,13 +283,17 @@ def side_by_side(maps: Sequence[Map], positions: int) -> Map:
     """The map of the coordinates of all maps, one after another, to the sum of their arrays."""
     if len(maps) == 1:
         return maps[0]
-    total = sum(one.size for one in maps)
-    grids = tuple(shape for one in maps for shape in one.grids) if positions == 1 else ((total,),)
-    start, parts = 0, []
-    for one in maps:
-        parts.append(rerooted(one, total, start, grids, {}))
-        start += one.size
-    return added(parts)
+    grids = joined_grids(maps, positions)
+    *starts, total = np.cumsum([0, *(one.size for one in maps)]).tolist()
+    pairs = zip(maps, starts, strict=True)
+    return added([rerooted(one, total, start, grids, {}) for one, start in pairs])
+
+
+def joined_grids(maps: Sequence[Map], positions: int) -> tuple[tuple[int, ...], ...]:
+    """The grids of the coordinates of all maps, one after another."""
+    if positions > 1:  # coordinates of a position are a vector
+        return ((sum(one.size for one in maps),),)
+    return tuple(shape for one in maps for shape in one.grids)
 
 
 def product(last: Any, inside: Any) -> Any:

@@ -30,6 +30,7 @@ from tnsim.checkpoints.affine_values import (
     Map,
     Value,
     added,
+    joined_grids,
     product,
     rerooted,
     side_by_side,
@@ -572,31 +573,24 @@ class Stack:
                 f"the forward pass computes {function.name}, and keeps other values beside it over "
                 "a nonlinear layer"
             )
-        widths = [self.sources[source].layout.width for source in sources]
         # The new state is all sources one after another.
-        total, n = sum(widths), self.positions
-        both = Layout.in_rows(n, total)
-        start, slopes, starts = 0, {}, {}
-        for source, width in zip(sources, widths, strict=True):
-            zeros = [self.zeros((k, width)) for k in (start, total - start - width)]
-            placed = self.library.concatenate([zeros[0], self.library.eye(width), zeros[1]])
-            own = self.sources[source].root.grids if n == 1 else ()
-            slopes[source] = self._by_matrix(placed, own)
-            starts[source] = start
-            start += width
+        roots = [self.sources[source].root for source in sources]
+        *starts, total = np.cumsum([0, *(root.size for root in roots)]).tolist()
+        place, n = dict(zip(sources, starts, strict=True)), self.positions
+        both, grids = Layout.in_rows(n, total), joined_grids(roots, n)
         memo: dict[Map, Map] = {}
-        grids = (
-            tuple(g for source in sources for g in self.sources[source].root.grids)
-            if n == 1
-            else ((total,),)
-        )
         moved: dict[Hashable, Value] = {}
         for name, value in values.items():
             parts = [
-                rerooted(slope, total, starts[source], grids, memo)
+                rerooted(slope, total, place[source], grids, memo)
                 for source, slope in value.slopes.items()
             ]
             moved[name] = Value(value.constant, {0: added(parts)})
+        unit = self.library.eye(total)
+        slopes = {
+            source: self._by_matrix(unit[:, start : start + root.size], root.grids)
+            for source, start, root in zip(sources, starts, roots, strict=True)
+        }
         self._append_layer(Value(self.zeros((n, total)), slopes), both)
         self._begin((n, total), both)
         root = self.sources[0].root
