@@ -87,7 +87,7 @@ def _check_alike(one: Graph, other: Graph, what: str) -> None:
             raise UnsupportedLayer(refusal)
         if first.name in _ARITHMETIC or is_entrywise(first.name):
             numbers, others = (
-                [x for given in _given(one) if (x := _number(given, constants)) is not None]
+                [x for given in one.given if (x := _number(given, constants)) is not None]
                 for one in pair
             )
             if numbers != others:
@@ -95,10 +95,6 @@ def _check_alike(one: Graph, other: Graph, what: str) -> None:
         further = [x for x in zip(first.reads, second.reads, strict=True) if x not in seen]
         seen.update(further)
         pairs += further
-
-
-def _given(one: Operation) -> list[Any]:
-    return [*one.arguments, *(named for _, named in one.keywords)]
 
 
 def _number(given: Any, constants: Mapping[Operation, Any]) -> float | None:

@@ -230,7 +230,7 @@ class Chain:
         )
 
     @property
-    def places(self) -> list[Operation]:
+    def dominators(self) -> list[Operation]:
         """The values of each of which alone the last operation is a function, from the start on."""
         read: set[Operation] = set()  # by operations further on
         found = []
@@ -358,7 +358,7 @@ class Chain:
         given = [
             self.scalars[x] if isinstance(x, Operation) and x in self.scalars else x
             for one in self.steps
-            for x in (*one.arguments, *(named for _, named in one.keywords))
+            for x in one.given
         ]
         return {float(x) for x in given if isinstance(x, (int, float))}
 

@@ -123,11 +123,15 @@ class Operation:
     place: str = "the forward pass"
     is_whole: bool = False
 
+    @property
+    def given(self) -> tuple[Any, ...]:
+        """All arguments, those by name last."""
+        return (*self.arguments, *(one for _, one in self.keywords))
+
     @cached_property
     def reads(self) -> tuple[Operation, ...]:
         """Operations of which it reads the results, each once."""
-        named = [one for _, one in self.keywords]
-        return tuple(dict.fromkeys(_operations_in([*self.arguments, *named])))
+        return tuple(dict.fromkeys(_operations_in(self.given)))
 
     def before(self) -> set[Operation]:
         """The operation, and all on which its result depends."""

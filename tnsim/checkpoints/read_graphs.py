@@ -232,7 +232,7 @@ class _Trace:
 
     def _curve_at(self, one: Operation) -> Part | None:
         """The curve that an operation ends, of the earliest value that one is known of."""
-        for place in Chain(one, self.starts[one], self.scalars).places:
+        for place in Chain(one, self.starts[one], self.scalars).dominators:
             chain = Chain(one, place, self.scalars)
             if chain.is_line:
                 return None
