@@ -20,7 +20,7 @@ import numpy as np
 from scipy import special
 
 from tnsim.checkpoints.curves import Curve, curve_of, rounding_of
-from tnsim.checkpoints.operations import Operation
+from tnsim.checkpoints.operations import Operation, is_affine
 from tnsim.errors import UnsupportedLayer
 
 Numbers = Any
@@ -89,7 +89,7 @@ def _logical(function: Callable[..., Numbers]) -> _Function:
     return _Function(function, lambda *several: [(u, 0.0) for u in several], True, True)
 
 
-_LINEAR = {
+FUNCTIONS: dict[str, _Function] = {
     "add": _Function(lambda u, v, alpha=1: u + alpha * v, None, True),
     "sub": _Function(lambda u, v, alpha=1: u - alpha * v, None, True),
     "neg": _Function(np.negative, None, True),
@@ -99,9 +99,6 @@ _LINEAR = {
     "clone": _Function(lambda u, **_: u, None, True),
     "alias": _Function(lambda u: u, None, True),
     "detach": _Function(lambda u: u, None, True),
-}
-
-FUNCTIONS: dict[str, _Function] = _LINEAR | {
     "relu": _Function(lambda u: np.maximum(u, 0.0), _at(0.0), True),
     "abs": _Function(np.abs, _at(0.0), True),
     "sign": _Function(np.sign, _at(0.0), True, True),
@@ -244,22 +241,13 @@ class Chain:
     @property
     def is_line(self) -> bool:
         """Whether the operations are those of a line alone."""
-        return all(
-            one.name in _LINEAR
-            and not self._divides(one)
-            and (one.name != "mul" or sum(map(self._varies, one.arguments)) < 2)
-            for one in self.steps
-        )
+        return all(is_affine(one.name) for one in self.steps) and self._facts[self.end].is_linear
 
     @property
     def names(self) -> list[str]:
         """Names of the operations, in order, each once."""
         names = dict.fromkeys(one.name for one in self.steps)
         return [name for name in names if name not in ("to", "clone", "alias", "detach")]
-
-    def _divides(self, operation: Operation) -> bool:
-        """Whether the value divides something."""
-        return operation.name == "div" and self._varies(operation.arguments[1])
 
     def _varies(self, argument: Any) -> bool:
         return isinstance(argument, Operation) and argument not in self.scalars
@@ -320,7 +308,8 @@ class Chain:
             is_constant = function.is_linear and all(part.is_constant for part in parts)
             if one.name in ("mul", "div"):
                 factors = [part for part in parts if not part.is_constant]
-                is_linear = is_linear and len(factors) < 2 and not self._divides(one)
+                divides = one.name == "div" and self._varies(one.arguments[1])
+                is_linear = is_linear and len(factors) < 2 and not divides
             is_wave = one.name in ("sin", "cos") or any(part.is_wave for part in parts)
             is_constant = is_constant or function.is_constant
             known[one] = _Facts(kinks, is_linear, is_constant, is_wave)

@@ -201,8 +201,6 @@ class _Trace:
                     self.shown[one] = one.run(
                         {**self.shown, **{r: self.values[r] for r in one.reads if r not in varying}}
                     )
-                except UnsupportedLayer:
-                    raise
                 except Exception as error:
                     raise UnsupportedLayer(
                         f"{one.place} computes {one.name}, which fails: {in_one_line(error)}"

@@ -850,8 +850,6 @@ class Stack:
             layer: Any = Gated(rows[0], up, down, draft.function, biases[0], up_bias, bias)
         elif len(rows) == 2:
             layer = Bilinear(rows[0], rows[1], down, biases[0], biases[1], bias)
-        elif len(rows) == 1:
-            layer = Linear(down @ rows[0], bias)  # units that nothing multiplies
         else:
             layer = Multilinear(rows, down, biases, bias)
         return self._with_skip([Normed(layer)], draft.skip, draft.norm)
