@@ -229,8 +229,9 @@ class _Trace:
         return parts, reads
 
     def _curve_at(self, one: Operation) -> Part | None:
-        """The curve that an operation ends, of the earliest value that one is known of."""
-        for place in Chain(one, self.starts[one], self.scalars).dominators:
+        """The curve that an operation ends, of the earliest value, else of the latest one."""
+        places = Chain(one, self.starts[one], self.scalars).dominators
+        for place in places[:1] + places[:0:-1]:
             chain = Chain(one, place, self.scalars)
             if chain.is_line:
                 return None
