@@ -486,13 +486,19 @@ def _batch_norm(*given: Any, **_: Any) -> Any:
 def _layer_norm(
     x: torch.Tensor, shape: Sequence[int], gain: Any, shift: Any, epsilon: float
 ) -> Any:
-    """A norm as it is written by hand, of which the algebra knows the part without parameters."""
-    axes = list(range(x.ndim - len(shape), x.ndim))
-    centred = x - x.mean(axes, keepdim=True)
-    scale = ((centred**2).mean(axes, keepdim=True) + epsilon).rsqrt()
-    y = centred * scale
-    y = y if gain is None else y * gain
-    return y if shift is None else y + shift, x.new_empty(0), scale
+    """A norm of the last axis as it is written by hand, of which the algebra knows the root.
+
+    One of several axes stays, and is refused by its name.
+    """
+    if len(shape) > 1:
+        return NotImplemented
+    y = x - x.mean(-1, keepdim=True)
+    y = y * ((y**2).mean(-1, keepdim=True) + epsilon).rsqrt()
+    if gain is not None:
+        y = y * gain
+    if shift is not None:
+        y = y + shift
+    return y, x.new_empty(0), x.new_empty(0)
 
 
 def _trilinear(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, *_: Any) -> torch.Tensor:

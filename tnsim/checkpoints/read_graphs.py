@@ -642,6 +642,7 @@ def _reason(name: str) -> str:
     if name in (
         "_softmax",
         "_log_softmax",
+        "native_layer_norm",
         "native_group_norm",
         "rsqrt",
         "_safe_softmax",
