@@ -183,12 +183,12 @@ class MissingExtra(TnsimError, ImportError):
         return type(self), self._parts  # a worker's error reaches the caller by pickle
 
 
-def require(module: str, extra: str, purpose: str) -> None:
+def require(module: str, extra: str | None, purpose: str) -> None:
     """Refuse what needs an optional package that cannot be imported.
 
     Args:
         module: Module of the package, by the name under which Python imports it.
-        extra: Extra of tnsim that installs it.
+        extra: Extra of tnsim that installs it; None where no extra does.
         purpose: Purpose of the package, as the beginning of the message.
 
     Raises:

@@ -57,9 +57,8 @@ def test_foreign_files_through_a_preset(suffix, rng, tmp_path):
     state, path = classifier(rng), tmp_path / f"model{suffix}"
     np.savez(path, **state) if suffix == ".npz" else save_file(state, path)
     checkpoint = read(path, "bilinear-classifier")
-    assert "dialect bilinear-classifier" in checkpoint.assumptions[0] and checkpoint.dtypes == (
-        "float32",
-    )
+    assert "dialect bilinear-classifier" in checkpoint.model.origin.assumptions[0]
+    assert checkpoint.dtypes == ("float32",)
     error = tnsim.compare_forward(checkpoint.model, lambda x: forward(state, x))
     assert error.relative < 1e-5
     wrong = {**state, "body.left.bias": -state["body.left.bias"]}
@@ -125,7 +124,7 @@ class TestTorch:
         dialect = tnsim.Dialect("nested", preset.layers, nested=("model_state_dict",))
         assert tnsim.load(tmp_path / "m.pt", dialect).d_in == 6
         found = read(tmp_path / "m.pt", "bilinear-classifier")
-        assert "weights found under 'model_state_dict'" in found.assumptions
+        assert "weights found under 'model_state_dict'" in found.model.origin.assumptions
         self.torch.save({"step": 3}, tmp_path / "m.pt")
         with refused(
             r"m.pt: no dialect is known for these keys \(found step\)", tnsim.CheckpointError

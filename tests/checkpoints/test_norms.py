@@ -259,7 +259,7 @@ PLACES = {
 
 
 @pytest.mark.sampled(quick=1)
-@pytest.mark.parametrize("kind", ["LayerNorm", "RMSNorm"])
+@pytest.mark.parametrize("kind", ["LayerNorm", "RMSNorm", "Written"])
 @pytest.mark.parametrize("place", PLACES)
 def test_norms_without_weights_are_seen_and_named(kind, place):
     torch = pytest.importorskip("torch")
@@ -270,7 +270,13 @@ def test_norms_without_weights_are_seen_and_named(kind, place):
     inputs = torch.randn(50, 4, dtype=torch.float64)
 
     parts = {name: nn.Linear(4, 4) for name in ("embed", "mix", "head", "left", "right")}
-    norm = getattr(nn, kind)(4, elementwise_affine=False)
+
+    class Written(nn.Module):  # by hand
+        def forward(self, x):
+            y = x - x.mean(-1, keepdim=True)
+            return y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-5)
+
+    norm = Written() if kind == "Written" else getattr(nn, kind)(4, elementwise_affine=False)
     net = Module(PLACES[place], **parts, norm=norm)
     if place in ("behind a layer", "of a side"):
         with refused(rf"norm \({kind}\)", tnsim.UnsupportedLayer):

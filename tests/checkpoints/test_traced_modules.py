@@ -561,6 +561,18 @@ def jump_of(u, m):
     return u * (u > threshold(m)).to(u)
 
 
+@pytest.mark.parametrize("second", [functional.silu, lambda u: u * torch.sigmoid(u)])
+def test_an_activation_of_an_activation_is_two_layers(second):
+    """Also where the second one is written out, and reads the first one twice."""
+
+    class Twice(nn.Module):
+        def forward(self, x):
+            return second(functional.relu(x))
+
+    model = tnsim.from_module(nn.Sequential(nn.Linear(3, 4), Twice()))
+    assert [layer.activation.name for layer in model.layers[1:]] == ["relu", "silu"]
+
+
 CODES = {"encoder": (4, 6), "decoder": (6, 4), "centre": (4,), "shift": (6,), "height": (6,)}
 ACTIVATED = {  # functions of the hidden units of an autoencoder of plain parameters; what they are
     "relu": (lambda m, u: functional.relu(u), "relu"),

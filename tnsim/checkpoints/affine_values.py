@@ -21,8 +21,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from tnsim.checkpoints.operations import KEEP_ORDER, Operation
-from tnsim.checkpoints.sparse_maps import LARGEST, LinearMap
-from tnsim.errors import TooLarge
+from tnsim.checkpoints.sparse_maps import LARGEST, LinearMap, check_stored
+from tnsim.models.arrays import requires_grad
 
 AT_ONCE = 2**19
 """Entries of the largest array on the way, over all rows of a matrix that are computed at once."""
@@ -58,10 +58,6 @@ class Library(Protocol):
         """Arrays after one another."""
         ...
 
-    def requires_grad(self, array: Any) -> bool:
-        """Whether somebody differentiates by an array."""
-        ...
-
     def numbers(self, array: Any) -> np.ndarray:
         """The entries without gradients."""
         ...
@@ -78,7 +74,7 @@ class Map:
     Args:
         library: Functions of arrays.
         size: Number of coordinates.
-        shape: Shape of the array; of the first array where an operation gives several.
+        shape: Shape of the array.
         operation: Function of the arrays that the maps before it give; None for the coordinates
             themselves.
         reach: The same function of indicators.
@@ -190,7 +186,7 @@ class Map:
     @cached_property
     def matrix(self) -> Any:
         """The matrix of the map, (entries, coordinates)."""
-        check_size(self.entries, self.size)
+        check_stored(self.entries, self.size, self.size)
         block, library = max(1, AT_ONCE // self.widest), self.library
 
         def flat_at(coordinates: Any) -> Any:
@@ -240,7 +236,7 @@ class Map:
         if self.last is IDENTITY or (self.last is None and not self.is_stored):
             return True
         entries = self.matrix if self.last is None else self.last
-        return self.library.requires_grad(entries) or bool(entries.any())
+        return requires_grad(entries) or bool(entries.any())
 
 
 IDENTITY = "the identity"
@@ -287,13 +283,17 @@ def side_by_side(maps: Sequence[Map], positions: int) -> Map:
     """The map of the coordinates of all maps, one after another, to the sum of their arrays."""
     if len(maps) == 1:
         return maps[0]
-    total = sum(one.size for one in maps)
-    grids = tuple(shape for one in maps for shape in one.grids) if positions == 1 else ((total,),)
-    start, parts = 0, []
-    for one in maps:
-        parts.append(rerooted(one, total, start, grids, {}))
-        start += one.size
-    return added(parts)
+    grids = joined_grids(maps, positions)
+    *starts, total = np.cumsum([0, *(one.size for one in maps)]).tolist()
+    pairs = zip(maps, starts, strict=True)
+    return added([rerooted(one, total, start, grids, {}) for one, start in pairs])
+
+
+def joined_grids(maps: Sequence[Map], positions: int) -> tuple[tuple[int, ...], ...]:
+    """The grids of the coordinates of all maps, one after another."""
+    if positions > 1:  # coordinates of a position are a vector
+        return ((sum(one.size for one in maps),),)
+    return tuple(shape for one in maps for shape in one.grids)
 
 
 def product(last: Any, inside: Any) -> Any:
@@ -379,7 +379,7 @@ def affine_result(
     values: Mapping[Operation, Any],
     library: Library,
     filled: Mapping[Operation, Any],
-) -> Value | list[Value]:
+) -> Value:
     """An affine operation: its constant is that of its constants, its slopes those of its slopes.
 
     Args:
@@ -387,49 +387,36 @@ def affine_result(
         values: Arrays, and the `Value`s in which the operation is affine.
         library: Functions of arrays.
         filled: Arrays in the place of others where indicators are computed, by operation.
-
-    Returns:
-        The value, or several where the operation gives several arrays.
     """
     given = {one: values[one] for one in operation.reads if isinstance(values[one], Value)}
     others = {one: values[one] for one in operation.reads if one not in given}
     reachable = others | {one: _joined(others[one], filled[one]) for one in others if one in filled}
     constant = operation.run(others | {one: value.constant for one, value in given.items()})
-    several = isinstance(constant, (list, tuple))
     # The image of zero under weights that have a gradient is zero without a gradient.
-    if not several and library.requires_grad(constant) and not _adds(operation, given):
+    if requires_grad(constant) and not _adds(operation, given):
         starts = [value.constant for value in given.values()]
-        is_zero = not any(library.requires_grad(one) or bool(one.any()) for one in starts)
+        is_zero = not any(requires_grad(one) or bool(one.any()) for one in starts)
         constant = library.array(np.zeros(constant.shape)) if is_zero else constant
-    results = [Value(part, {}) for part in (constant if several else [constant])]
+    result = Value(constant, {})
     varying = frozenset(given)
     zeros = {one: value.constant * 0 for one, value in given.items()}
+
+    def on(part: Callable[..., Any], fixed: dict[Any, Any], reading: list[Operation]) -> Any:
+        """A part of the operation as a function of arrays for some operations that it reads."""
+        known = fixed | zeros
+        return lambda *arrays: part(known | dict(zip(reading, arrays, strict=True)), varying)
+
     for source in sorted({source for value in given.values() for source in value.slopes}):
         reading = [one for one, value in given.items() if source in value.slopes]
-
-        def moved(*arrays: Any, reading: list[Operation] = reading) -> Any:
-            return operation.linear(
-                others | zeros | dict(zip(reading, arrays, strict=True)), varying
-            )
-
-        def reached(*arrays: Any, reading: list[Operation] = reading) -> Any:
-            return operation.reach(
-                reachable | zeros | dict(zip(reading, arrays, strict=True)), varying
-            )
-
+        moved = on(operation.linear, others, reading)
+        reached = on(operation.reach, reachable, reading)
         before = tuple(given[one].slopes[source] for one in reading)
         last = None
-        if len(reading) == 1 and not several:
-            last = _last_matrix(operation, reading[0], before[0], values, results[0].shape, library)
-        whole = Map(library, before[0].size, results[0].shape, moved, reached, before, last=last)
-        for n, part in enumerate(results):
-            slope = whole
-            if several:
-                kept = _last_part(operation, before[0], results, n)
-                pick: Callable[[Any], Any] = lambda y, n=n: y[n]  # noqa: E731
-                slope = whole.then(pick, part.shape, last=kept)
-            part.slopes[source] = slope
-    return results if several else results[0]
+        if len(reading) == 1:
+            last = _last_matrix(operation, reading[0], before[0], values, result.shape, library)
+        slope = Map(library, before[0].size, result.shape, moved, reached, before, last=last)
+        result.slopes[source] = slope
+    return result
 
 
 def _adds(operation: Operation, given: Mapping[Operation, Any]) -> bool:
@@ -463,7 +450,12 @@ def _last_matrix(
     if name in ("add", "sub") and width == rows and arguments[0] is not arguments[1]:
         first = arguments[0] is read
         return last if first or (name == "add" and not operation.keywords) else None
-    if name in ("mm", "matmul", "addmm", "bmm") and arguments[-2:][0] is read:
+    # The coordinates of a single vector may have a sparse matrix.
+    if name == "mul" and width == rows and (last is not IDENTITY or before.entries > before.size):
+        gain = values.get(arguments[1] if arguments[0] is read else arguments[0])
+        if gain is not None and math.prod(gain.shape) == width == gain.shape[-1]:  # of each row
+            return gain.reshape(-1, 1) * _matrix_rows(last, rows, library)
+    if name in ("mm", "addmm", "bmm") and arguments[-2:][0] is read:
         weight = values[arguments[-1]]
         if weight.ndim != 2 or (name == "addmm" and arguments[0] is read):
             return None
@@ -477,33 +469,5 @@ def _last_matrix(
     return None
 
 
-def _last_part(operation: Operation, before: Map, results: list[Value], n: int) -> Any:
-    """The matrix of the last axis of a part, where an operation splits along this axis."""
-    if before.last is None or operation.name not in ("split", "split_with_sizes"):
-        return None
-    widths = [part.shape[-1] for part in results]
-    if sum(widths) != before.shape[-1] or before.shape[:-1] != results[n].shape[:-1]:
-        return None
-    start = sum(widths[:n])
-    return _matrix_rows(before.last, before.shape[-1], before.library)[start : start + widths[n]]
-
-
 def _matrix_rows(last: Any, rows: int, library: Library) -> Any:
     return library.eye(rows) if last is IDENTITY else last
-
-
-def check_size(outputs: int, inputs: int) -> None:
-    """Raise `TooLarge` where a dense matrix would store more than `LARGEST` numbers.
-
-    Args:
-        outputs: Rows of the matrix.
-        inputs: Columns of the matrix.
-    """
-    if outputs * inputs > LARGEST:
-        raise TooLarge(
-            f"a layer would be a matrix of {outputs:,} x {inputs:,} numbers, "
-            f"{outputs * inputs / 2**27:,.1f} GiB in float64, and layers such as convolutions are "
-            f"written out up to {LARGEST / 2**27:.3g} GiB, {LARGEST // inputs:,} rows of so many "
-            "inputs: pool or stride before the product, give an example of smaller images, or "
-            "compare outputs, metric tnsim.Empirical(images)"
-        )

@@ -23,6 +23,7 @@ from tnsim.checkpoints.operations import AXES, Operation
 from tnsim.checkpoints.unit_layers import Layout, Stack
 from tnsim.checkpoints.unit_rows import written_out
 from tnsim.errors import UnsupportedLayer
+from tnsim.models.arrays import requires_grad
 from tnsim.models.attention import Attention, rotated
 
 KEEP_PLACES = frozenset(
@@ -239,7 +240,7 @@ def attended(stack: Stack, scores: Scores, value: Value, place: str) -> Value:
 
     def side_by_side(leg: tuple[Any, Any]) -> tuple[Any, Any]:
         matrix, bias = (one[:, 0].reshape(-1, one.shape[-1]) for one in leg)
-        used = library.requires_grad(bias) or bool(bias.any())
+        used = requires_grad(bias) or bool(bias.any())
         return matrix, bias[:, 0] if used else None
 
     factors = scale * d_head**2

@@ -87,7 +87,7 @@ def _check_alike(one: Graph, other: Graph, what: str) -> None:
             raise UnsupportedLayer(refusal)
         if first.name in _ARITHMETIC or is_entrywise(first.name):
             numbers, others = (
-                [x for given in _given(one) if (x := _number(given, constants)) is not None]
+                [x for given in one.given if (x := _number(given, constants)) is not None]
                 for one in pair
             )
             if numbers != others:
@@ -95,10 +95,6 @@ def _check_alike(one: Graph, other: Graph, what: str) -> None:
         further = [x for x in zip(first.reads, second.reads, strict=True) if x not in seen]
         seen.update(further)
         pairs += further
-
-
-def _given(one: Operation) -> list[Any]:
-    return [*one.arguments, *(named for _, named in one.keywords)]
 
 
 def _number(given: Any, constants: Mapping[Operation, Any]) -> float | None:
@@ -145,23 +141,15 @@ def _reached(
     """The entries of a result that depend on an input of a batch of two."""
     known = frozenset(before for before in one.reads if before in read)
     here = {before: read[before][n] for before in known}
-    if one.name == "getitem":
-        whole, place = one.arguments
-        found = here[whole]
-        return found[place] if isinstance(found, list) else found
     if is_affine(one.name) and one.name not in ("mul", "where", "embedding"):
         # The others are ones where each of several factors counts, and zeros in a sum.
         fill = int(one.name in PRODUCTS)
         each = []
         for before in known:
             others = {other: here[other] * 0 + fill for other in known if other is not before}
-            found = one.reach({**numbers, **others, before: here[before]}, known)
-            each.append(found if isinstance(found, list) else [found])
-        total = [sum(parts[1:], parts[0]) for parts in zip(*each, strict=True)]
-        return total if isinstance(numbers[one], (list, tuple)) else total[0]
-    result = numbers[one]
-    result = result[0] if isinstance(result, (list, tuple)) else result
-    total = library.array(np.zeros(tuple(result.shape)))
+            each.append(one.reach({**numbers, **others, before: here[before]}, known))
+        return sum(each[1:], each[0])
+    total = library.array(np.zeros(tuple(numbers[one].shape)))
     for indicator in here.values():
         if one.name == "embedding":
             total = total + indicator[..., None]

@@ -20,7 +20,7 @@ import numpy as np
 from scipy import special
 
 from tnsim.checkpoints.curves import Curve, curve_of, rounding_of
-from tnsim.checkpoints.operations import Operation
+from tnsim.checkpoints.operations import Operation, is_affine
 from tnsim.errors import UnsupportedLayer
 
 Numbers = Any
@@ -39,10 +39,6 @@ def _softplus(u: Numbers, beta: float = 1.0, threshold: float = 20.0) -> Numbers
 
 def _softplus_switches(u: Any, beta: float = 1.0, threshold: float = 20.0) -> list[tuple[Any, Any]]:
     return [] if threshold >= 20 else [(u, threshold / beta)]
-
-
-def _elu(u: Numbers, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Numbers:
-    return scale * np.where(u > 0, u, alpha * np.expm1(np.minimum(input_scale * u, 0.0)))
 
 
 def _gelu(u: Numbers, approximate: str = "none") -> Numbers:
@@ -81,78 +77,34 @@ def _bounds(u: Any, low: Any = None, high: Any = None) -> list[tuple[Any, Any]]:
     return [(u, bound) for bound in (low, high) if bound is not None]
 
 
-def _both_sides(u: Any, width: float = 0.5) -> list[tuple[Any, Any]]:
-    return [(u, width), (u, -width)]
-
-
 def _between(u: Any, v: Any) -> list[tuple[Any, Any]]:
     return [(u, v)]
 
 
 def _comparison(function: Callable[..., Numbers]) -> _Function:
-    return _Function(lambda u, v: function(u, v), _between, True, True)
+    return _Function(function, _between, True, True)
 
 
 def _logical(function: Callable[..., Numbers]) -> _Function:
     return _Function(function, lambda *several: [(u, 0.0) for u in several], True, True)
 
 
-def _smooth(function: Callable[..., Numbers]) -> _Function:
-    return _Function(function)
-
-
-_LINEAR = {
+FUNCTIONS: dict[str, _Function] = {
     "add": _Function(lambda u, v, alpha=1: u + alpha * v, None, True),
     "sub": _Function(lambda u, v, alpha=1: u - alpha * v, None, True),
-    "rsub": _Function(lambda u, v, alpha=1: v - alpha * u, None, True),
-    "neg": _Function(lambda u: -u, None, True),
-    "lerp": _Function(lambda u, v, w: u + w * (v - u), None, True),
-    "mul": _Function(lambda u, v: u * v, None, True),
-    "div": _Function(lambda u, v: u / v, None, True),
+    "neg": _Function(np.negative, None, True),
+    "mul": _Function(np.multiply, None, True),
+    "div": _Function(np.divide, None, True),
     "to": _Function(lambda u, *_, **__: u * 1.0, None, True),
     "clone": _Function(lambda u, **_: u, None, True),
     "alias": _Function(lambda u: u, None, True),
     "detach": _Function(lambda u: u, None, True),
-}
-
-FUNCTIONS: dict[str, _Function] = _LINEAR | {
     "relu": _Function(lambda u: np.maximum(u, 0.0), _at(0.0), True),
-    "relu6": _Function(lambda u: np.clip(u, 0.0, 6.0), _at(0.0, 6.0), True),
     "abs": _Function(np.abs, _at(0.0), True),
     "sign": _Function(np.sign, _at(0.0), True, True),
-    "hardtanh": _Function(
-        lambda u, low=-1.0, high=1.0: np.clip(u, low, high),
-        lambda u, low=-1.0, high=1.0: [(u, low), (u, high)],
-        True,
-    ),
     "clamp": _Function(_clamp, _bounds, True),
-    "clamp_min": _Function(lambda u, low: np.maximum(u, low), _between, True),
-    "clamp_max": _Function(lambda u, high: np.minimum(u, high), _between, True),
     "maximum": _Function(np.maximum, _between, True),
     "minimum": _Function(np.minimum, _between, True),
-    "leaky_relu": _Function(lambda u, slope=0.01: np.where(u > 0, u, slope * u), _at(0.0), True),
-    "_prelu_kernel": _Function(lambda u, slope: np.where(u > 0, u, slope * u), _at(0.0), True),
-    "hardsigmoid": _Function(lambda u: np.clip(u + 3.0, 0.0, 6.0) / 6.0, _at(-3.0, 3.0), True),
-    "hardswish": _Function(lambda u: u * np.clip(u + 3.0, 0.0, 6.0) / 6.0, _at(-3.0, 3.0)),
-    "softshrink": _Function(
-        lambda u, width=0.5: np.where(
-            u > width, u - width, np.where(u < -width, u + width, 0.0 * u)
-        ),
-        _both_sides,
-        True,
-    ),
-    "hardshrink": _Function(
-        lambda u, width=0.5: np.where(np.abs(u) > width, u, 0.0 * u),
-        _both_sides,
-        True,
-    ),
-    "threshold": _Function(
-        lambda u, place, value: np.where(u > place, u, value),
-        lambda u, place, _: [(u, place)],
-        True,
-    ),
-    "elu": _Function(_elu, _at(0.0)),
-    "celu": _Function(lambda u, alpha=1.0: _elu(u, alpha, 1.0, 1 / alpha), _at(0.0)),
     "gt": _comparison(np.greater),
     "ge": _comparison(np.greater_equal),
     "lt": _comparison(np.less),
@@ -160,43 +112,38 @@ FUNCTIONS: dict[str, _Function] = _LINEAR | {
     "eq": _comparison(np.equal),
     "ne": _comparison(np.not_equal),
     "heaviside": _Function(np.heaviside, _at(0.0), True, True),
-    "where": _Function(lambda chosen, u, v: np.where(chosen, u, v), None, True),
+    "where": _Function(np.where, None, True),
     "logical_and": _logical(np.logical_and),
     "logical_or": _logical(np.logical_or),
     "logical_not": _logical(np.logical_not),
     "bitwise_and": _logical(np.logical_and),
     "bitwise_or": _logical(np.logical_or),
     "bitwise_not": _logical(np.logical_not),
-    "pow": _smooth(lambda u, n: np.power(u, n)),
-    "exp": _smooth(np.exp),
-    "expm1": _smooth(np.expm1),
-    "exp2": _smooth(np.exp2),
-    "log": _smooth(np.log),
-    "log1p": _smooth(np.log1p),
-    "logaddexp": _smooth(np.logaddexp),
-    "sqrt": _smooth(np.sqrt),
-    "rsqrt": _smooth(lambda u: 1 / np.sqrt(u)),
-    "reciprocal": _smooth(lambda u: 1 / u),
-    "sigmoid": _smooth(special.expit),
-    "tanh": _smooth(np.tanh),
-    "erf": _smooth(special.erf),
-    "erfc": _smooth(special.erfc),
-    "sin": _smooth(np.sin),
-    "cos": _smooth(np.cos),
-    "atan": _smooth(np.arctan),
-    "sinh": _smooth(np.sinh),
-    "cosh": _smooth(np.cosh),
-    "asinh": _smooth(np.arcsinh),
-    "silu": _smooth(lambda u: u * special.expit(u)),
-    "gelu": _smooth(_gelu),
+    "pow": _Function(np.power),
+    "exp": _Function(np.exp),
+    "expm1": _Function(np.expm1),
+    "exp2": _Function(np.exp2),
+    "log": _Function(np.log),
+    "log1p": _Function(np.log1p),
+    "logaddexp": _Function(np.logaddexp),
+    "sqrt": _Function(np.sqrt),
+    "rsqrt": _Function(lambda u: 1 / np.sqrt(u)),
+    "reciprocal": _Function(lambda u: 1 / u),
+    "sigmoid": _Function(special.expit),
+    "tanh": _Function(np.tanh),
+    "erf": _Function(special.erf),
+    "erfc": _Function(special.erfc),
+    "sin": _Function(np.sin),
+    "cos": _Function(np.cos),
+    "atan": _Function(np.arctan),
+    "sinh": _Function(np.sinh),
+    "cosh": _Function(np.cosh),
+    "asinh": _Function(np.arcsinh),
+    "gelu": _Function(_gelu),
     "softplus": _Function(_softplus, _softplus_switches),
-    "mish": _smooth(lambda u: u * np.tanh(np.logaddexp(u, 0.0))),
-    "log_sigmoid_forward": _smooth(lambda u: -np.logaddexp(-u, 0.0)),
+    "mish": _Function(lambda u: u * np.tanh(np.logaddexp(u, 0.0))),
 }
 """Entrywise operations by name."""
-
-FIRST_OF_SEVERAL = ("log_sigmoid_forward",)
-"""Entrywise operations that give other arrays beside their result."""
 
 
 def is_entrywise(name: str) -> bool:
@@ -238,21 +185,18 @@ class Chain:
     scalars: Mapping[Operation, float]
 
     @cached_property
-    def steps(self) -> dict[Operation, Operation]:
-        """The operations behind the start, each after those that it reads, by what has the result.
-
-        This is the operation itself, or the place of its first result among several.
-        """
-        found: dict[Operation, Operation] = {}
+    def steps(self) -> tuple[Operation, ...]:
+        """The operations behind the start, each after those that it reads."""
+        found: dict[Operation, None] = {}  # a set that keeps its order
 
         def visit(one: Operation) -> None:
             if self._varies(one) and one is not self.start and one not in found:
-                for read in first_of(one).reads:
+                for read in one.reads:
                     visit(read)
-                found[one] = first_of(one)
+                found[one] = None
 
         visit(self.end)
-        return found
+        return tuple(found)
 
     def __call__(self, u: np.ndarray) -> np.ndarray:
         """The function at numbers."""
@@ -279,28 +223,31 @@ class Chain:
             return number[given] if given in number else repr(self.scalars[given])
 
         return tuple(
-            (one.name, *map(said, one.arguments), repr(one.keywords)) for one in self.steps.values()
+            (one.name, *map(said, one.arguments), repr(one.keywords)) for one in self.steps
         )
+
+    @property
+    def dominators(self) -> list[Operation]:
+        """The values of each of which alone the last operation is a function, from the start on."""
+        read: set[Operation] = set()  # by operations further on
+        found = []
+        for one in (*reversed(self.steps), self.start):
+            read.discard(one)
+            if not read and one is not self.end:
+                found.append(one)
+            read |= set(filter(self._varies, one.reads if one is not self.start else ()))
+        return found[::-1]
 
     @property
     def is_line(self) -> bool:
         """Whether the operations are those of a line alone."""
-        return all(
-            one.name in _LINEAR
-            and not self._divides(one)
-            and (one.name != "mul" or sum(map(self._varies, one.arguments)) < 2)
-            for one in self.steps.values()
-        )
+        return all(is_affine(one.name) for one in self.steps) and self._facts[self.end].is_linear
 
     @property
     def names(self) -> list[str]:
         """Names of the operations, in order, each once."""
-        names = dict.fromkeys(one.name for one in self.steps.values())
+        names = dict.fromkeys(one.name for one in self.steps)
         return [name for name in names if name not in ("to", "clone", "alias", "detach")]
-
-    def _divides(self, operation: Operation) -> bool:
-        """Whether the value divides something."""
-        return operation.name == "div" and self._varies(operation.arguments[1])
 
     def _varies(self, argument: Any) -> bool:
         return isinstance(argument, Operation) and argument not in self.scalars
@@ -315,9 +262,9 @@ class Chain:
             return known[given] if given in known else self.scalars[given]
 
         with np.errstate(all="ignore"):  # numbers that no float holds are refused where they count
-            for result, one in self.steps.items():
+            for one in self.steps:
                 given = map(value, one.arguments)
-                known[result] = FUNCTIONS[one.name].compute(*given, **dict(one.keywords))
+                known[one] = FUNCTIONS[one.name].compute(*given, **dict(one.keywords))
         return value
 
     def _places(self) -> np.ndarray:
@@ -348,7 +295,7 @@ class Chain:
     def _facts(self) -> dict[Operation, _Facts]:
         """What is known of the values on the way."""
         known = {self.start: _Facts()}
-        for result, one in self.steps.items():
+        for one in self.steps:
             function = FUNCTIONS[one.name]
             parts = [known[x] if self._varies(x) else _CONSTANT for x in one.arguments]
             kinks = frozenset[float]().union(*(part.kinks for part in parts))
@@ -361,10 +308,11 @@ class Chain:
             is_constant = function.is_linear and all(part.is_constant for part in parts)
             if one.name in ("mul", "div"):
                 factors = [part for part in parts if not part.is_constant]
-                is_linear = is_linear and len(factors) < 2 and not self._divides(one)
+                divides = one.name == "div" and self._varies(one.arguments[1])
+                is_linear = is_linear and len(factors) < 2 and not divides
             is_wave = one.name in ("sin", "cos") or any(part.is_wave for part in parts)
             is_constant = is_constant or function.is_constant
-            known[result] = _Facts(kinks, is_linear, is_constant, is_wave)
+            known[one] = _Facts(kinks, is_linear, is_constant, is_wave)
         return known
 
     def _crossings(self, pair: tuple[Any, Any], facts: Sequence[_Facts]) -> set[float]:
@@ -398,15 +346,10 @@ class Chain:
         """All numbers that the operations bring with them."""
         given = [
             self.scalars[x] if isinstance(x, Operation) and x in self.scalars else x
-            for one in self.steps.values()
-            for x in (*one.arguments, *(named for _, named in one.keywords))
+            for one in self.steps
+            for x in one.given
         ]
         return {float(x) for x in given if isinstance(x, (int, float))}
-
-
-def first_of(operation: Operation) -> Operation:
-    """The operation itself, or the one that gives several arrays of which it takes the first."""
-    return operation.arguments[0] if operation.name == "getitem" else operation
 
 
 def start_of(
@@ -427,13 +370,7 @@ def start_of(
     Returns:
         The operation that gives the value; the operation itself where it is no such function.
     """
-    if operation.name == "getitem":
-        several, place = operation.arguments
-        if several.name in FIRST_OF_SEVERAL and place == 0:
-            (read,) = several.reads
-            return starts[read]
-        return operation
-    if not is_entrywise(operation.name) or operation.name in FIRST_OF_SEVERAL:
+    if not is_entrywise(operation.name):
         return operation
     found = set()
     for one in operation.reads:

@@ -25,7 +25,7 @@ import numpy as np
 from tnsim.checkpoints.configurations import read_text
 from tnsim.checkpoints.guard import naming, refusing
 from tnsim.checkpoints.pickles import check_pickle
-from tnsim.errors import CheckpointError, MissingExtra
+from tnsim.errors import CheckpointError, require
 
 SMALL = 2**25  # bytes of tensors that any file may declare
 EXPANSION = 16  # a file may declare at most so many times its size: weights hardly compress
@@ -50,6 +50,11 @@ FLOAT8 = {  # by the names of safetensors
     "F8_E4M3FNUZ": ml_dtypes.float8_e4m3fnuz,
     "F8_E5M2FNUZ": ml_dtypes.float8_e5m2fnuz,
     "F8_E8M0": ml_dtypes.float8_e8m0fnu,
+}
+_STRANGE = {  # attributes of PyTorch's tensors that have no numbers one by one
+    "is_meta": "a meta tensor, which has a shape and no numbers",
+    "is_quantized": "quantised",
+    "is_nested": "a nested tensor",
 }
 SAFETENSORS = FLOAT8 | {
     "BOOL": np.bool_,
@@ -215,14 +220,14 @@ def contents(path: Path) -> Contents:
         raise CheckpointError(
             f"unknown format {path.suffix or 'without suffix'!r}; readable are {', '.join(readers)}"
         )
-    path.open("rb").close()  # refused here where permission is missing, in the same words for all
-    if path.stat().st_size == 0:
+    with path.open("rb") as file:  # refused where permission is missing, in the same words for all
+        start = file.read(len(LFS_POINTER))
+    if not start:
         raise CheckpointError("is empty")
-    with path.open("rb") as start:
-        if start.read(len(LFS_POINTER)) == LFS_POINTER:
-            raise CheckpointError(
-                "is a pointer of Git LFS to a file that was not downloaded: run  git lfs pull"
-            )
+    if start == LFS_POINTER:
+        raise CheckpointError(
+            "is a pointer of Git LFS to a file that was not downloaded: run  git lfs pull"
+        )
     name, reader = readers[path.suffix]
     with refusing(f"not a readable {name} file, or truncated"):
         inventory = reader(path)
@@ -439,10 +444,9 @@ def _torch(path: Path) -> Contents:
 
 
 def _import_torch(path: Path) -> Any:
-    try:
-        import torch
-    except ImportError:
-        raise MissingExtra("torch", "torch", f"reading {path}") from None
+    require("torch", "torch", f"reading {path}")
+    import torch
+
     version = tuple(int(number) for number in re.findall(r"\d+", torch.__version__)[:2])
     if version < TORCH_VERSION:
         raise CheckpointError(
@@ -495,16 +499,31 @@ def _without_numbers(
         unread[name] = value
         if isinstance(value, Mapping):
             unread[name] = _without_numbers(value, tensor_type, tensors, seen)
-        elif isinstance(value, tensor_type) and _is_plain(value):
+        elif isinstance(value, tensor_type) and strange(value) is None:  # else refused when read
             unread[name] = _torch_tensor(name, value)
             tensors.append(unread[name])
     return unread
 
 
-def _is_plain(tensor: Any) -> bool:
-    """Whether a tensor stores its numbers separately; another kind is refused when it is read."""
-    strange = tensor.is_meta or tensor.is_quantized or tensor.is_nested
-    return not strange and str(tensor.layout) == "torch.strided"
+def strange(tensor: Any) -> str | None:
+    """What a tensor of PyTorch is that does not store its numbers one by one, and what to do.
+
+    Args:
+        tensor: A tensor, or an array of another library.
+
+    Returns:
+        The end of a sentence; None for plain tensors and for arrays.
+
+    Example:
+        >>> strange(np.ones(2)) is None
+        True
+    """
+    for attribute, kind in _STRANGE.items():
+        if getattr(tensor, attribute, False):
+            return f"is {kind}; store it as plain numbers"
+    # Sparse tensors of PyTorch have a layout; arrays of other libraries have none.
+    layout = str(getattr(tensor, "layout", "torch.strided"))
+    return None if layout == "torch.strided" else f"is sparse ({layout}); store it with to_dense()"
 
 
 def _torch_tensor(name: Any, tensor: Any) -> Stored:

@@ -71,6 +71,7 @@ def from_function(function: Callable[[Any, Any], Any], params: Any, x: Any) -> M
     # SciPy knows some activations, and takes longer to import than all of tnsim.
     from tnsim.checkpoints.batches import beside, check_batches, readings
     from tnsim.checkpoints.jaxprs import NumpyLibrary, graph_of, is_random_key
+    from tnsim.checkpoints.operations import is_float
     from tnsim.checkpoints.read_graphs import layers_of_graph
 
     name = getattr(function, "__qualname__", type(function).__name__).replace("<lambda>", "lambda")
@@ -89,7 +90,7 @@ def from_function(function: Callable[[Any, Any], Any], params: Any, x: Any) -> M
             )
         check_kept(leaf)
         found = np.asarray(leaf)
-        if _is_float(found):
+        if jax.numpy.issubdtype(found.dtype, np.floating):
             if jax.numpy.finfo(found.dtype).eps > jax.numpy.finfo(precision).eps:
                 precision = found.dtype
             found = found.astype(np.float64)
@@ -108,7 +109,7 @@ def from_function(function: Callable[[Any, Any], Any], params: Any, x: Any) -> M
             f"shape {example.shape} and type {example.dtype}; of a function of single inputs give "
             "lambda params, x: jax.vmap(lambda one: f(params, one))(x)"
         )
-    if _is_float(example):
+    if is_float(example):
         example = example.astype(np.float64)
     leaves = [leaf for _, leaf in flat]
 
@@ -167,10 +168,6 @@ def from_function(function: Callable[[Any, Any], Any], params: Any, x: Any) -> M
     if isinstance(first, TooLarge):
         raise first
     raise UnsupportedLayer(f"{first}. {ON_INPUTS}") from first
-
-
-def _is_float(array: np.ndarray) -> bool:
-    return array.dtype.kind == "f" or array.dtype.name in ("bfloat16", "float8_e4m3fn")
 
 
 def _array_of(found: Any, place: str) -> Any:

@@ -46,15 +46,13 @@ LONG = 512
 """The largest number of code that is such a length besides."""
 
 _PLAIN = {"_unsafe_view": "view", "_reshape_alias": "view", "_to": "to"}
-_BATCH_NORMS = (
-    "native_batch_norm",
-    "_native_batch_norm_legit",
-    "_native_batch_norm_legit_no_training",
-)
 _DECOMPOSED = (
-    *("addcmul", "addcdiv", "addmv", "addr", "glu", "index_add", "index_copy", "linalg_cross"),
-    "square",
+    *("addcmul", "addcdiv", "addmv", "addr", "dot", "glu", "index_add", "index_copy"),
+    *("linalg_cross", "mv"),
+    *("celu", "clamp_max", "clamp_min", "elu", "hardshrink", "hardsigmoid", "hardswish"),
+    *("hardtanh", "leaky_relu", "rsub", "silu", "softshrink", "square", "threshold"),
 )
+"""Operations that PyTorch writes out in others, activations as comparisons and exponentials."""
 
 
 class TorchLibrary:
@@ -100,9 +98,6 @@ class TorchLibrary:
 
     def concatenate(self, arrays: Sequence[Any], axis: int = 0) -> torch.Tensor:
         return torch.cat(list(arrays), axis)
-
-    def requires_grad(self, array: Any) -> bool:
-        return isinstance(array, torch.Tensor) and array.requires_grad
 
     def numbers(self, array: Any) -> np.ndarray:
         return (
@@ -332,13 +327,7 @@ def _traced(
         with warnings.catch_warnings(), torch.no_grad(), _compiled_parts_inlined(), _one_mode():
             warnings.simplefilter("ignore")  # notices about the internals of the trace
             run = functionalize(forward, remove="mutations_and_views")
-            smaller: Any = get_decompositions(names) | {
-                torch.ops.aten.lerp.Tensor: _lerp,
-                torch.ops.aten.copy.default: _copy,
-                torch.ops.aten.prod.dim_int: _prod,
-                torch.ops.aten.cumprod.default: _cumprod,
-                torch.ops.aten._prelu_kernel.default: _prelu,
-            }
+            smaller: Any = get_decompositions(names) | _written_out()
             traced = make_fx(run, decomposition_table=smaller)(state, example)
     except TnsimError:
         raise
@@ -379,7 +368,31 @@ def _compiled_parts_inlined() -> AbstractContextManager[Any]:
     return dynamo.config.patch(error_on_nested_fx_trace=False) if dynamo else nullcontext()
 
 
-def _lerp(start: torch.Tensor, end: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def _written_out() -> dict[Any, Callable[..., Any]]:
+    """Operations that are written out in others here, as the algebra needs them."""
+    aten = torch.ops.aten
+    return {
+        aten.lerp.Tensor: _lerp,
+        aten.lerp.Scalar: _lerp,
+        aten.copy.default: _copy,
+        aten.prod.dim_int: _prod,
+        aten.cumprod.default: _cumprod,
+        aten.log_sigmoid_forward.default: _log_sigmoid,
+        aten._prelu_kernel.default: _prelu,
+        aten.native_batch_norm.default: _batch_norm,
+        aten._native_batch_norm_legit.default: _batch_norm,
+        aten._native_batch_norm_legit_no_training.default: _batch_norm,
+        aten.slice_scatter.default: _scattered,
+        aten.select_scatter.default: _selected,
+        aten.split_copy.Tensor: _split,
+        aten.split_with_sizes_copy.default: _split,
+        aten.unbind_copy.int: lambda x, axis=0: [x.select(axis, n) for n in range(x.shape[axis])],
+        aten.native_layer_norm.default: _layer_norm,
+        aten._trilinear.default: _trilinear,
+    }
+
+
+def _lerp(start: torch.Tensor, end: torch.Tensor, weight: Any) -> torch.Tensor:
     """A step from one array to another, of which the length may depend on the input."""
     return start + weight * (end - start)
 
@@ -412,9 +425,85 @@ def _cumprod(x: torch.Tensor, axis: int, *, dtype: Any = None) -> Any:
 def _prelu(x: torch.Tensor, slope: torch.Tensor) -> Any:
     """ReLU of slopes that differ from unit to unit, as a line beside ReLU.
 
-    A single slope stays as it is: with it the function is one known curve of every entry.
+    With a single slope the function is one known curve of every entry.
     """
-    return NotImplemented if slope.numel() == 1 else slope * x + (1 - slope) * x.relu()
+    if slope.numel() == 1:
+        return torch.where(x > 0, x, slope * x)
+    return slope * x + (1 - slope) * x.relu()
+
+
+def _log_sigmoid(x: torch.Tensor) -> Any:
+    """The function by softplus, which is its asymptote only where it is that to rounding."""
+    return -torch.nn.functional.softplus(-x, threshold=40), x.new_empty(0)
+
+
+def _scattered(
+    x: torch.Tensor,
+    part: torch.Tensor,
+    axis: int = 0,
+    start: int | None = None,
+    stop: int | None = None,
+    step: int = 1,
+) -> torch.Tensor:
+    """An array with a part in the place of a slice."""
+    places = range(x.shape[axis])[start:stop:step]
+    if step != 1:
+        return x.index_copy(axis, torch.tensor(list(places), dtype=torch.int64), part)
+    begin, end = (places.start, places.stop) if len(places) else (0, 0)
+    before, after = x.narrow(axis, 0, begin), x.narrow(axis, end, x.shape[axis] - end)
+    return torch.cat([before, part.expand_as(x.narrow(axis, begin, end - begin)), after], axis)
+
+
+def _split(x: torch.Tensor, sizes: Any, axis: int = 0) -> list[torch.Tensor]:
+    """The parts of an array along an axis, one by one, of given sizes or of one size."""
+    length = x.shape[axis]
+    if isinstance(sizes, int):
+        return [x.narrow(axis, n, min(sizes, length - n)) for n in range(0, length, sizes)]
+    ends = accumulate(sizes)
+    return [x.narrow(axis, end - size, size) for end, size in zip(ends, sizes, strict=True)]
+
+
+def _selected(x: torch.Tensor, part: torch.Tensor, axis: int, index: int) -> torch.Tensor:
+    """An array with a part at an index of an axis."""
+    index %= x.shape[axis]
+    return _scattered(x, part.unsqueeze(axis), axis, index, index + 1)
+
+
+def _batch_norm(*given: Any, **_: Any) -> Any:
+    """Batch norm by running statistics in operations of which many rows run at once."""
+    x, weight, bias, mean, variance, *settings, epsilon = given
+    if any(one is True for one in settings) or mean is None:
+        raise UnsupportedLayer("a batch norm takes the mean of the batch: call module.eval() first")
+    shape = (-1, *(1,) * (x.ndim - 2))
+    y = (x - mean.reshape(shape)) * (variance + epsilon).rsqrt().reshape(shape)
+    if weight is not None:
+        y = y * weight.reshape(shape)
+    if bias is not None:
+        y = y + bias.reshape(shape)
+    return y, x.new_empty(0), x.new_empty(0)
+
+
+def _layer_norm(
+    x: torch.Tensor, shape: Sequence[int], gain: Any, shift: Any, epsilon: float
+) -> Any:
+    """A norm of the last axis as it is written by hand, of which the algebra knows the root.
+
+    One of several axes stays, and is refused by its name.
+    """
+    if len(shape) > 1:
+        return NotImplemented
+    y = x - x.mean(-1, keepdim=True)
+    y = y * ((y**2).mean(-1, keepdim=True) + epsilon).rsqrt()
+    if gain is not None:
+        y = y * gain
+    if shift is not None:
+        y = y + shift
+    return y, x.new_empty(0), x.new_empty(0)
+
+
+def _trilinear(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, *_: Any) -> torch.Tensor:
+    """`nn.Bilinear`: sum_j (sum_i x_i W_oij) y_j, as many hidden units as (o, j)."""
+    return ((x[:, None, :, None] * weight).sum(2) * y[:, None]).sum(2)
 
 
 def _mutates(traced: torch.fx.GraphModule) -> bool:
@@ -525,8 +614,6 @@ def _name(node: torch.fx.Node) -> str:
     if name.endswith("_") and not name.startswith("__"):
         name = name[:-1]
     name = name.removesuffix("_copy")
-    if name in _BATCH_NORMS:
-        return "batch_norm"
     if node.kwargs.get("rounding_mode") is not None:
         return f"{name} with rounding_mode={node.kwargs['rounding_mode']!r}"
     if name == "scatter" and "reduce" in node.kwargs:
@@ -556,10 +643,6 @@ def _functional_target(node: torch.fx.Node, name: str) -> Callable[..., Any]:
         return lambda several, n: several[n]
     if name in ("view", "reshape"):
         return lambda x, shape, **_: x.reshape(shape)
-    if name == "batch_norm":
-        return _batch_norm
-    if name in ("slice_scatter", "select_scatter"):
-        return _scattered if name == "slice_scatter" else _selected
     if name in ("empty", "new_empty", "empty_like"):
         target: Any = node.target
         return lambda *given, **named: torch.zeros_like(target(*given, **named))
@@ -572,40 +655,3 @@ def _functional_target(node: torch.fx.Node, name: str) -> Callable[..., Any]:
         return getattr(getattr(torch.ops.aten, plain[:-5]), overload)
     assert callable(node.target)
     return node.target
-
-
-def _scattered(
-    x: torch.Tensor,
-    part: torch.Tensor,
-    axis: int = 0,
-    start: int | None = None,
-    stop: int | None = None,
-    step: int = 1,
-) -> torch.Tensor:
-    """An array with a part in the place of a slice."""
-    places = range(x.shape[axis])[start:stop:step]
-    if step != 1:
-        return x.index_copy(axis, torch.tensor(list(places), dtype=torch.int64), part)
-    begin, end = (places.start, places.stop) if len(places) else (0, 0)
-    before, after = x.narrow(axis, 0, begin), x.narrow(axis, end, x.shape[axis] - end)
-    return torch.cat([before, part.expand_as(x.narrow(axis, begin, end - begin)), after], axis)
-
-
-def _selected(x: torch.Tensor, part: torch.Tensor, axis: int, index: int) -> torch.Tensor:
-    """An array with a part at an index of an axis."""
-    index %= x.shape[axis]
-    return _scattered(x, part.unsqueeze(axis), axis, index, index + 1)
-
-
-def _batch_norm(*given: Any, **_: Any) -> Any:
-    """Batch norm by running statistics in operations of which many rows run at once."""
-    x, weight, bias, mean, variance, *settings, epsilon = given
-    if any(one is True for one in settings) or mean is None:
-        raise UnsupportedLayer("a batch norm takes the mean of the batch: call module.eval() first")
-    shape = (-1, *(1,) * (x.ndim - 2))
-    y = (x - mean.reshape(shape)) * (variance + epsilon).rsqrt().reshape(shape)
-    if weight is not None:
-        y = y * weight.reshape(shape)
-    if bias is not None:
-        y = y + bias.reshape(shape)
-    return y, x.new_empty(0), x.new_empty(0)

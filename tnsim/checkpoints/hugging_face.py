@@ -16,7 +16,7 @@ from tnsim.checkpoints.adapters import adapted, base_of
 from tnsim.checkpoints.configurations import configuration, is_adapter
 from tnsim.checkpoints.folders import model_file
 from tnsim.checkpoints.guard import naming, refusing
-from tnsim.errors import CheckpointError, MissingExtra
+from tnsim.errors import CheckpointError, require
 
 _FAULTS = {
     "missing_keys": "are not in its files",
@@ -87,10 +87,9 @@ def module_in(path: str | os.PathLike[str]) -> Any:
             base = base_of(adapter)
             return StatesOf(module_in(base.parent)).loaded(adapted(adapter, base).state)
     name = architecture_of(path)
-    try:
-        import transformers
-    except ImportError:
-        raise MissingExtra("transformers", None, f"running {os.fspath(path)} on inputs") from None
+    require("transformers", None, f"running {os.fspath(path)} on inputs")
+    import transformers
+
     made = getattr(transformers, name or "", None)
     if not isinstance(made, type) or not hasattr(made, "from_pretrained"):
         raise CheckpointError(

@@ -92,9 +92,6 @@ class NumpyLibrary:
     def concatenate(self, arrays: Sequence[Any], axis: int = 0) -> np.ndarray:
         return np.concatenate(list(arrays), axis)
 
-    def requires_grad(self, array: Any) -> bool:
-        return False
-
     def numbers(self, array: Any) -> np.ndarray:
         return np.asarray(array)
 
@@ -318,8 +315,8 @@ class _Writer:
 
     def _convert_element_type(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
         dtype = np.dtype(eqn.params["new_dtype"])
-        kept = dtype.kind == "f" or dtype.name == "bfloat16"
-        if kept and jax.numpy.finfo(dtype).eps <= jax.numpy.finfo(self.precision).eps:
+        floats = jax.numpy.issubdtype(dtype, np.floating)
+        if floats and jax.numpy.finfo(dtype).eps <= jax.numpy.finfo(self.precision).eps:
             if dtype != np.float64:  # as weights are, so the function is read without the rounding
                 self.rounding = max(self.rounding, float(jax.numpy.finfo(dtype).eps))
             dtype = np.dtype(np.float64)
@@ -617,5 +614,5 @@ def _results(eqn: Any, given: Sequence[Any]) -> list[Any]:
 
 def _wide(array: np.ndarray) -> np.ndarray:
     """An array of floats in float64."""
-    floats = array.dtype.kind == "f" or array.dtype.name == "bfloat16"
+    floats = jax.numpy.issubdtype(array.dtype, np.floating)
     return array.astype(np.float64) if floats else array

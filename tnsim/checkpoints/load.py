@@ -3,7 +3,7 @@
 tnsim's own files carry their architecture; foreign files are read through a dialect. Every fault of
 a file is refused as `CheckpointError`, `ModelError` or `UnsupportedLayer`, the path of the file in
 front. The code stands in this order: a single file (`read`), many files (`Series`), then the
-functions that users call (`load`, `from_state_dict`, `compare_forward`, `confirm`).
+functions that users call (`load`, `from_state_dict`, `compare_forward`).
 """
 
 from __future__ import annotations
@@ -73,11 +73,6 @@ class Checkpoint(NamedTuple):
 
     model: Model
     dtypes: tuple[str, ...]
-
-    @property
-    def assumptions(self) -> tuple[str, ...]:
-        """The assumptions made in reading the file, a single sentence each."""
-        return self.model.origin.assumptions if self.model.origin else ()
 
 
 def read(
@@ -824,13 +819,6 @@ def compare_forward(
         >>> compare_forward(model, lambda x: x)
         ForwardDifference(absolute=0.0, relative=0.0)
     """
-    return _forward_difference(model, forward, samples, seed_number(seed), 1.0)
-
-
-def _forward_difference(
-    model: Model, forward: Callable[[np.ndarray], Any], samples: int, seed: int, scale: float
-) -> ForwardDifference:
-    """Both differences on normal inputs of equal size."""
     if not isinstance(model, AnyModel):
         raise ModelError(f"a tnsim Model is held against a forward pass, found {shown(model)}")
     if not is_count(samples):
@@ -840,7 +828,7 @@ def _forward_difference(
     if model.n_ctx is not None:
         shape = (samples, model.n_ctx, model.d_in)
     # Inputs are float32, as networks take them; the model itself computes in float64.
-    x = (scale * np.random.default_rng(seed).normal(size=shape)).astype(np.float32)
+    x = np.random.default_rng(seed_number(seed)).normal(size=shape).astype(np.float32)
     wide = x.astype(np.float64)  # before a forward pass that writes into its inputs
     theirs = to_numpy(forward(x), "the output of forward").astype(np.float64)
     with np.errstate(over="ignore", invalid="ignore"):

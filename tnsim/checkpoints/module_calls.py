@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from tnsim.errors import MissingExtra, ModelError
+from tnsim.errors import ModelError, require
 from tnsim.models.functions import array_of, batch_of_inputs, run_module
 from tnsim.options import checked
 
@@ -184,24 +184,26 @@ def require_torch() -> Any:
     Raises:
         MissingExtra: When PyTorch is not installed.
     """
-    try:
-        import torch
-    except ImportError:
-        raise MissingExtra("torch", "torch", "reading a module") from None
+    require("torch", "torch", "reading a module")
+    import torch
+
     return torch
 
 
 @contextlib.contextmanager
-def casts_to_float64() -> Iterator[None]:
-    """Leave numbers of float64 as they are where code casts to float32.
+def as_precise_as(module: Any) -> Iterator[None]:
+    """Run a copy of a module in float64 as precisely as the module itself runs.
 
-    A copy of a network in float64 computes what the network does in float32. Casts to the type that
-    the network has do nothing there, as in `x.float()`, and would round here, or mix two types in
-    one product. Casts to narrower types round in both.
+    In a module of float32 or less, casts to float32 lose nothing, as in `x.float()`. In its copy
+    they would round, or mix two types in one product, and are left out. In a module of float64 they
+    round, and so they do in its copy.
+
+    Args:
+        module: The module, of which a copy in float64 runs.
 
     Example:
         >>> import torch
-        >>> with casts_to_float64():
+        >>> with as_precise_as(torch.nn.Linear(1, 1)):
         ...     torch.zeros(1, dtype=torch.float64).float().dtype
         torch.float64
     """
@@ -224,5 +226,6 @@ def casts_to_float64() -> Iterator[None]:
                 }
             return function(*args, **named)
 
-    with Wide():
+    is_wide = any(weight.dtype is torch.float64 for weight in module.parameters())
+    with contextlib.nullcontext() if is_wide else Wide():
         yield

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tnsim.checkpoints.module_calls import array, casts_to_float64, copy_of, require_torch
+from tnsim.checkpoints.module_calls import array, as_precise_as, copy_of, require_torch
 from tnsim.checkpoints.norms import Normed
 from tnsim.errors import ModelError, in_one_line
 from tnsim.models.functions import array_of, batch_of_inputs, check_one_input, tensor_of
@@ -89,12 +89,12 @@ def kind(module: Any) -> str:
 def own_defaults(module: Any) -> Iterator[None]:
     """Make float64, and the CPU of a module that is there, the defaults of what PyTorch makes.
 
-    Masks and tables of a forward pass are then what its weights are, and casts to float32 leave
-    float64 alone. Other code in the process may
-    have set defaults of its own, such as the device "meta", on which tensors have no numbers.
+    Masks and tables of a forward pass of its copy are then what the weights are. Other code in the
+    process may have set defaults of its own, such as the device "meta", on which tensors have no
+    numbers.
 
     Args:
-        module: The module in float64.
+        module: The module, of which a copy in float64 runs.
     """
     torch = require_torch()
     tensors = itertools.chain(module.parameters(), module.buffers())
@@ -102,7 +102,7 @@ def own_defaults(module: Any) -> Iterator[None]:
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        with torch.device("cpu") if on_host else contextlib.nullcontext(), casts_to_float64():
+        with torch.device("cpu") if on_host else contextlib.nullcontext(), as_precise_as(module):
             yield
     finally:
         torch.set_default_dtype(before)
@@ -143,7 +143,7 @@ def example_inputs(module: Any, inputs: Any, n_ctx: int | None, width: int | Non
     # Modules of parameters alone do not say which axis reads the input.
     tensors = (*module.parameters(), *module.buffers())
     widths = sorted({size for tensor in tensors for size in tensor.shape if size})
-    each = [_first_taken(module, _of_width(size, n_ctx))[0] for size in widths]
+    each = [_first_taken(module, inputs_of_width(size, n_ctx))[0] for size in widths]
     fits = [example for example in each if example is not None]
     vectors = [example for example in fits if example.ndim == 2 or n_ctx is not None]
     # A single width that fits is the input; several would be a guess.
@@ -184,7 +184,7 @@ def shape_of_inputs(module: Any, n_ctx: int | None, width: int | None = None) ->
     torch = require_torch()
     with torch.no_grad():
         double = copy_of(module).double().eval()
-    with torch.no_grad(), own_defaults(double):
+    with torch.no_grad(), own_defaults(module):
         example = example_inputs(double, None, n_ctx, width)
     name = type(module).__name__
     if not example.is_floating_point():
@@ -242,8 +242,16 @@ def _first_taken(module: Any, guesses: Iterable[Any]) -> tuple[Any, Exception | 
     return joined, error
 
 
-def _of_width(size: int, n_ctx: int | None) -> Iterator[Any]:
-    """Vectors and sequences of so many coordinates."""
+def inputs_of_width(size: int, n_ctx: int | None) -> Iterator[Any]:
+    """Random vectors and sequences.
+
+    Args:
+        size: Coordinates of a vector.
+        n_ctx: Length of the sequences; None for vectors first, and sequences of a few positions.
+
+    Yields:
+        Tensors (inputs, size) and (inputs, positions, size), float64.
+    """
     torch = require_torch()
     rng = torch.Generator().manual_seed(0)
     # Vectors first: most modules take a batch of either form.
@@ -259,14 +267,14 @@ def _guessed_inputs(module: Any, n_ctx: int | None, width: int | None) -> Iterab
     shape = (SAMPLES, n_ctx or POSITIONS)
     readers = [leaf for _, leaf in leaves_of(module, ()) if kind(leaf) in ("Embedding", "Linear")]
     if width is not None:
-        yield from _of_width(width, n_ctx)
+        yield from inputs_of_width(width, n_ctx)
     # The leaf that was made first mostly reads the input; an embedding made later may do so too.
     later = [leaf for leaf in readers[1:] if kind(leaf) == "Embedding"]
     for leaf in (*readers[:1], *later):
         if kind(leaf) == "Embedding":
             yield torch.randint(leaf.num_embeddings, shape, generator=rng)
         else:
-            yield from _of_width(leaf.in_features, n_ctx)
+            yield from inputs_of_width(leaf.in_features, n_ctx)
 
 
 def forward_error(module: Any, layers: Sequence[Normed], example: Any) -> float:

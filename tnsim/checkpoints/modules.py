@@ -24,9 +24,9 @@ from tnsim.checkpoints.module_calls import array, copy_of, diverged, outside_com
 from tnsim.checkpoints.module_examples import (
     AN_EXAMPLE,
     POSITIONS,
-    SAMPLES,
     example_inputs,
     forward_error,
+    inputs_of_width,
     join,
     kind,
     leaves_of,
@@ -66,8 +66,7 @@ log = logging.getLogger(__name__)
 Declared = Rule | Callable[[Any], Any]
 """What a class of the user is: a rule with names as in the class, or a function of an instance."""
 
-NORM_MODULES = {"LayerNorm": "layer", "RMSNorm": "rms"}  # norms of rules by PyTorch's names
-WRAPPERS = {"DataParallel": "module", "DistributedDataParallel": "module"}
+WRAPPERS = ("DataParallel", "DistributedDataParallel")
 LARGEST_BATCH = 2**18
 """Numbers of the largest batch on which a module is compared with itself on single inputs."""
 SOFTMAX = "MultiheadAttention"  # refused as a whole, not operation by operation
@@ -125,8 +124,9 @@ def from_module(
         >>> model, model.origin.error < 1e-12
         (Model(Linear(3 -> 4, bias), Linear(4 -> 2, bias); degree 1, 26 parameters), True)
     """
-    reading = recognised(merged_module(module), layers, n_ctx, inputs, output)
-    return assembled(reading.layers, norm_inputs, n_ctx, reading.origin())
+    return recognised(merged_module(module), layers, n_ctx, inputs, output).model(
+        norm_inputs, n_ctx
+    )
 
 
 def compared_module(module: Any, n_ctx: int | None, width: int | None) -> Model:
@@ -151,8 +151,7 @@ def compared_module(module: Any, n_ctx: int | None, width: int | None) -> Model:
         >>> compared_module(Halves(), None, 6).d_in
         6
     """
-    reading = recognised(merged_module(module), None, n_ctx, None, width=width)
-    return assembled(reading.layers, None, n_ctx, reading.origin())
+    return recognised(merged_module(module), None, n_ctx, None, width=width).model(None, n_ctx)
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,11 +204,8 @@ class StatesOf:
             if said := diverged(module):
                 raise ModelError(said) from None
             raise
-        origin = reading.origin()
-        if left_out:
-            caveat = f"left out: {', '.join(left_out)}"
-            origin = replace(origin, caveats=(*origin.caveats, caveat))
-        return assembled(reading.layers, norm_inputs, n_ctx, origin)
+        caveats = (f"left out: {', '.join(left_out)}",) if left_out else ()
+        return reading.model(norm_inputs, n_ctx, caveats)
 
     def loaded(self, state: Mapping[str, Any]) -> Any:
         """A copy of the module with other weights.
@@ -330,8 +326,8 @@ class Recognised(NamedTuple):
     unused: tuple[str, ...]
     lengths: tuple[int, ...]
 
-    def origin(self) -> Origin:
-        """The record of how the model was read."""
+    def model(self, norm_inputs: Any, n_ctx: int | None, caveats: tuple[str, ...] = ()) -> Model:
+        """The model of the layers, with norms at their energy on inputs, and how it was read."""
         name = type(self.module).__name__
         at = f" at n_ctx {self.positions}" if self.positions > 1 else ""
         if self.lengths:
@@ -340,7 +336,8 @@ class Recognised(NamedTuple):
             f"{name} of PyTorch, read by the graph of {name}{at} and compared with its own forward "
             f"pass: relative error {self.error:.2g}"
         )
-        return Origin(name, (said,), ignored=self.unused, error=self.error)
+        origin = Origin(name, (said,), caveats, ignored=self.unused, error=self.error)
+        return assembled(self.layers, norm_inputs, n_ctx, origin)
 
 
 def recognised(
@@ -390,7 +387,7 @@ def recognised(
     if output is not None:
         double.register_forward_hook(lambda _, given, outputs: array_of(outputs, output))
     # Compiled code of blocks reads addresses, which the inputs of a trace do not have.
-    with torch.compiler.set_stance("force_eager"), torch.no_grad(), own_defaults(double):
+    with torch.compiler.set_stance("force_eager"), torch.no_grad(), own_defaults(module):
         try:
             example = example_inputs(double, inputs, n_ctx, width)
         except ModelError:
@@ -437,7 +434,7 @@ def _first_reading(asked: _Asked, example: Any) -> Recognised:
         tried = tried[:1]
     # The batch may have been taken for a sequence, as attention takes it.
     if inputs is None and n_ctx is None and example.is_floating_point() and example.ndim == 2:
-        tried.append((_sequences(example.shape[-1]), True))
+        tried += [(one, True) for one in inputs_of_width(example.shape[-1], POSITIONS)]
     refusals: list[Exception] = []
     for given, sequence in tried:
         if refusals and given is not example and JOINED not in str(refusals[0]):
@@ -714,13 +711,6 @@ def _declared_layers(module: Any, path: str, declared: Mapping[type, Declared]) 
     return [normed(valued(replace(given, **keys), arrays), arrays)]
 
 
-def _sequences(width: int) -> Any:
-    """Normal vectors (inputs, positions, width)."""
-    torch = require_torch()
-    rng = torch.Generator().manual_seed(0)
-    return torch.randn((SAMPLES, POSITIONS, width), generator=rng)
-
-
 def _of_whole_sequences(example: Any) -> str:
     return (
         f"the module mixes positions as no layer does, so its {example.shape[1]} positions are "
@@ -746,7 +736,7 @@ def unwrapped_module(module: Any) -> Any:
     while True:
         inner = getattr(module, "_orig_mod", None)  # attribute of torch.compile
         if type(module).__name__ in WRAPPERS:
-            inner = getattr(module, WRAPPERS[type(module).__name__])
+            inner = module.module
         if inner is None:
             return module
         module = inner
@@ -782,7 +772,7 @@ def _settle_epsilons(module: Any, double: Any) -> None:
     norms = [
         (path, child)
         for path, child in double.named_modules()
-        if kind(child) in NORM_MODULES and child.eps is None
+        if kind(child) == "RMSNorm" and child.eps is None
     ]
     # With parameters of several dtypes, the dtype of the input is anyone's guess.
     dtypes = {parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()}

@@ -15,17 +15,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Shaped
 
-from tnsim.checkpoints.formats import Stored
+from tnsim.checkpoints.formats import Stored, strange
 from tnsim.checkpoints.guard import cause
 from tnsim.checkpoints.rules import AttentionRule, Rule, is_finite
 from tnsim.errors import CheckpointError, ModelError, printable
 from tnsim.models.arrays import detached, host_array, requires_grad
-
-_STRANGE = {  # attributes of PyTorch's tensors that have no numbers one by one
-    "is_meta": "a meta tensor, which has a shape and no numbers",
-    "is_quantized": "quantised",
-    "is_nested": "a nested tensor",
-}
 
 
 class KeysDiffer(CheckpointError):
@@ -164,13 +158,8 @@ def to_numpy(value: Any, name: str) -> Shaped[np.ndarray, "..."]:
     if isinstance(value, Stored):
         value = value.tensor
     # Such tensors would fail deep inside a conversion, with an error that names no tensor.
-    for attribute, kind in _STRANGE.items():
-        if getattr(value, attribute, False):
-            raise CheckpointError(f"tensor {name!r} is {kind}; store it as plain numbers")
-    # Sparse tensors of PyTorch have a layout; arrays of other libraries have none.
-    layout = str(getattr(value, "layout", "torch.strided"))
-    if layout != "torch.strided":
-        raise CheckpointError(f"tensor {name!r} is sparse ({layout}); store it with to_dense()")
+    if (said := strange(value)) is not None:
+        raise CheckpointError(f"tensor {name!r} {said}")
     try:
         array = host_array(detached(value))
     except Exception as error:  # of tnsim too, which names no tensor

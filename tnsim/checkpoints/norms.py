@@ -94,7 +94,10 @@ class Normed(NamedTuple):
     norm: Norm | None = None
 
     def __call__(self, x: Any) -> Any:
-        return _through_norm(self.layer, self.norm, x)
+        layer, norm = self
+        if isinstance(layer, Residual):
+            return layer.skip * x + layer.scale * Normed(layer.layer, norm)(x)
+        return np.asarray(layer(x if norm is None else norm(x)))
 
 
 class Folded(NamedTuple):
@@ -206,13 +209,6 @@ def at_energy(normed: Normed, energy: float | None, what: str) -> Layer:
         )
         return Multilinear(legs, core.down, biases, core.down_bias)
     return dataclasses.replace(core, **changed)
-
-
-def _through_norm(layer: Layer, norm: Norm | None, x: Any) -> Any:
-    """The forward pass of a layer behind its norm; residuals go around both."""
-    if isinstance(layer, Residual):
-        return layer.skip * x + layer.scale * _through_norm(layer.layer, norm, x)
-    return np.asarray(layer(x if norm is None else norm(x)))
 
 
 def _norm_inputs(inputs: Any, d_in: int, n_ctx: int | None) -> np.ndarray:

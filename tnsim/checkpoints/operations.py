@@ -30,8 +30,8 @@ AXES = frozenset(
         *("permute", "pixel_shuffle", "pixel_unshuffle", "reflection_pad1d"),
         *("reflection_pad2d", "repeat", "replication_pad1d", "replication_pad2d", "reshape"),
         *("roll", "rot90", "scatter", "select"),
-        *("select_scatter", "slice", "slice_scatter", "split", "split_with_sizes", "squeeze"),
-        *("stack", "swapaxes", "t", "to", "transpose", "tril", "triu", "unbind", "unfold"),
+        *("slice", "squeeze"),
+        *("stack", "swapaxes", "t", "to", "transpose", "tril", "triu", "unfold"),
         *("unsqueeze", "view", "where"),
     )
 )
@@ -40,8 +40,8 @@ AXES = frozenset(
 SUMS = frozenset(
     (
         *("_adaptive_avg_pool1d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "add", "at_add"),
-        *("avg_pool1d", "avg_pool2d", "avg_pool3d", "batch_norm", "col2im", "convolution"),
-        *("cumsum", "div", "im2col", "index_put", "lerp", "mean", "neg", "rsub", "scatter_add"),
+        *("avg_pool1d", "avg_pool2d", "avg_pool3d", "col2im", "convolution"),
+        *("cumsum", "div", "im2col", "index_put", "mean", "neg", "scatter_add"),
         *("sub", "sum", "trace", "upsample_bilinear2d", "upsample_linear1d"),
         *("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d"),
         *("upsample_trilinear3d", "window_sum"),
@@ -49,11 +49,11 @@ SUMS = frozenset(
 )
 """Operations that add entries up, with weights that do not depend on the input."""
 
-PRODUCTS = frozenset(("_trilinear", "addmm", "baddbmm", "bmm", "dot", "matmul", "mm", "mul", "mv"))
+PRODUCTS = frozenset(("addmm", "baddbmm", "bmm", "mm", "mul"))
 """Operations that multiply where more than one argument depends on the input."""
 
 FIRST_ALONE = frozenset(
-    ("batch_norm", "convolution", "div", "embedding", "gather", "im2col", "index", "index_select")
+    ("convolution", "div", "embedding", "gather", "im2col", "index", "index_select")
 )
 """Operations that are affine in their first argument alone."""
 
@@ -78,21 +78,20 @@ KEEP_ORDER = frozenset(
 """Operations that leave the order of entries as it is."""
 
 _ADDED: dict[str, tuple[int, ...]] = {
-    **dict.fromkeys(("add", "sub", "rsub", "lerp", "copy", "pad", "dynamic_update"), (0, 1)),
-    **dict.fromkeys(("select_scatter", "slice_scatter", "at_set", "at_add"), (0, 1)),
+    **dict.fromkeys(("add", "sub", "copy", "pad", "dynamic_update"), (0, 1)),
+    **dict.fromkeys(("at_set", "at_add"), (0, 1)),
     **dict.fromkeys(("scatter", "scatter_add"), (0, 3)),
     **dict.fromkeys(("addmm", "baddbmm", "block_diag", "cat", "stack"), (0,)),
     **dict.fromkeys(("masked_fill", "convolution", "constant_pad_nd"), (2,)),
     "index_put": (0, 2),
     "where": (1, 2),
     "index_fill": (3,),
-    "batch_norm": (2, 3),
     "fill": (1,),
 }
 """Places of arguments that are added, and not multiplied."""
 
 _WITHOUT_SIGNS: dict[str, Callable[..., Any]] = {
-    **dict.fromkeys(("add", "sub", "rsub", "lerp"), lambda x, y, *_, **__: x + y),
+    **dict.fromkeys(("add", "sub"), lambda x, y, *_, **__: x + y),
     **dict.fromkeys(("addmm", "baddbmm"), lambda c, x, y, **_: c + x @ y),
     "div": lambda x, y: x + 0 * y,  # of the shape of both
 }
@@ -124,11 +123,15 @@ class Operation:
     place: str = "the forward pass"
     is_whole: bool = False
 
+    @property
+    def given(self) -> tuple[Any, ...]:
+        """All arguments, those by name last."""
+        return (*self.arguments, *(one for _, one in self.keywords))
+
     @cached_property
     def reads(self) -> tuple[Operation, ...]:
         """Operations of which it reads the results, each once."""
-        named = [one for _, one in self.keywords]
-        return tuple(dict.fromkeys(_operations_in([*self.arguments, *named])))
+        return tuple(dict.fromkeys(_operations_in(self.given)))
 
     def before(self) -> set[Operation]:
         """The operation, and all on which its result depends."""
@@ -161,10 +164,11 @@ class Operation:
     def reach(self, values: Mapping[Operation, Any], varying: frozenset[Operation]) -> Any:
         """The linear part without signs, from indicators: ones at entries that read any one."""
         compute = _WITHOUT_SIGNS.get(self.name, self.compute)
-        found = self._varying_only(
-            values, varying, compute, lambda value: indicator(value) if is_float(value) else value
+        return indicator(
+            self._varying_only(
+                values, varying, compute, lambda x: indicator(x) if is_float(x) else x
+            )
         )
-        return [*map(indicator, found)] if isinstance(found, (list, tuple)) else indicator(found)
 
     def _varying_only(
         self,

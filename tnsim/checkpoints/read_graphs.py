@@ -25,7 +25,7 @@ from tnsim.checkpoints.attention_scores import (
     scores_of,
 )
 from tnsim.checkpoints.curves import MOST_POWERS, Curve
-from tnsim.checkpoints.entrywise import Chain, first_of, is_entrywise, start_of
+from tnsim.checkpoints.entrywise import Chain, is_entrywise, start_of
 from tnsim.checkpoints.norms import Norm, Normed
 from tnsim.checkpoints.operations import (
     CHOOSING,
@@ -41,10 +41,11 @@ from tnsim.checkpoints.operations import (
 )
 from tnsim.checkpoints.unit_layers import Layout, NoLayerError, Stack, multiple_of_identity
 from tnsim.errors import OWN_ACTIVATION, UnsupportedLayer, in_one_line
+from tnsim.models.arrays import requires_grad
 from tnsim.models.layers import Linear, Residual, with_widths
 
 _RELU = activation("relu")
-SLICES = frozenset(["split", "split_with_sizes", "slice", "select", "getitem", "unbind", "chunk"])
+SLICES = ("slice", "select")
 
 
 class Token(NamedTuple):
@@ -104,7 +105,7 @@ class _Trace:
     """A forward pass on affine values, as for `layers_of_graph`.
 
     Attributes:
-        values: Arrays, affine values and lists of both, by the operation that computed them.
+        values: Arrays and affine values, by the operation that computed them.
         uses: Operations that still read a value, by the operation of the value.
         stack: Layers, state and hidden units.
     """
@@ -142,7 +143,7 @@ class _Trace:
         self.scalars = {
             one: number
             for one, value in self.values.items()
-            if not library.requires_grad(value) and (number := number_in(value)) is not None
+            if not requires_grad(value) and (number := number_in(value)) is not None
         }
         self.known = {one: found for one in self.varying if (found := self._norm(one)) is not None}
         self.known |= declared
@@ -160,8 +161,8 @@ class _Trace:
         polynomial = all(curve.is_polynomial for curve in curves) and not any(
             one.name in ("gt", "lt", "ge", "le") for one in self.reads
         )
-        weights = [value for value in self.values.values() if not isinstance(value, (list, tuple))]
-        sparse = polynomial and positions == 1 and not any(map(library.requires_grad, weights))
+        trained = any(map(requires_grad, self.values.values()))
+        sparse = polynomial and positions == 1 and not trained
         shape = tuple(example.shape) if self.tokens is None else (*example.shape, self.tokens)
         self.stack = Stack(library, shape, positions, sparse)
         self.uses: dict[Any, set[Any]] = {one: set() for one in self.operations}
@@ -200,8 +201,6 @@ class _Trace:
                     self.shown[one] = one.run(
                         {**self.shown, **{r: self.values[r] for r in one.reads if r not in varying}}
                     )
-                except UnsupportedLayer:
-                    raise
                 except Exception as error:
                     raise UnsupportedLayer(
                         f"{one.place} computes {one.name}, which fails: {in_one_line(error)}"
@@ -230,13 +229,9 @@ class _Trace:
         return parts, reads
 
     def _curve_at(self, one: Operation) -> Part | None:
-        """The curve that an operation ends, of the earliest value that one is known of."""
-        start = self.starts[one]
-        candidates = [start] if start is not one else []
-        reading = [read for read in first_of(one).reads if read in self.starts]
-        if start is not one and len(reading) == 1:
-            candidates.append(reading[0])
-        for place in dict.fromkeys(candidates):
+        """The curve that an operation ends, of the earliest value, else of the latest one."""
+        places = Chain(one, self.starts[one], self.scalars).dominators
+        for place in places[:1] + places[:0:-1]:
             chain = Chain(one, place, self.scalars)
             if chain.is_line:
                 return None
@@ -252,19 +247,21 @@ class _Trace:
         return None
 
     def _norm(self, one: Operation) -> Part | None:
-        """The norm that an operation ends, by its name or by `x * rsqrt(mean(x^2) + epsilon)`."""
-        if one.name == "mul":
-            for x, factor in (one.arguments, one.arguments[::-1]):
-                if found := self._inverse_root(factor, x):
-                    return found
-        if one.name == "native_layer_norm":
-            x, shape, *_, epsilon = one.arguments
-            if list(shape) == [self.shown[x].shape[-1]]:
-                return Part(x, Norm(True, float(epsilon)))
+        """The norm that an operation ends, `x * rsqrt(mean(x^2) + epsilon)`.
+
+        With y - mean(y) in the place of x it is one of y.
+        """
+        for x, factor in (one.arguments, one.arguments[::-1]) if one.name == "mul" else ():
+            epsilon = self._under_root(factor, x)
+            if epsilon is None:
+                continue
+            if x.name == "sub" and not x.keywords and self._is_mean(x.arguments[1], x.arguments[0]):
+                return Part(x.arguments[0], Norm(True, epsilon))
+            return Part(x, Norm(False, epsilon))
         return None
 
-    def _inverse_root(self, one: Any, x: Any) -> Part | None:
-        """The norm that x times `rsqrt(mean(x^2) + epsilon)` is, from the second factor."""
+    def _under_root(self, one: Any, x: Any) -> float | None:
+        """The number epsilon of an operation `rsqrt(mean(x^2) + epsilon)`; None for others."""
         steps: list[Operation] = []
         for name in ("rsqrt", "add", "mean", "pow"):
             if getattr(one, "name", "") != name:
@@ -272,17 +269,20 @@ class _Trace:
             steps.append(one)
             one = one.arguments[0]
         _, shifted, mean, square = steps
-        _, axes, *kept = (*mean.arguments, None)  # without axes the mean is over all of them
         epsilon: Any = shifted.arguments[1]
         if isinstance(epsilon, Operation):
             epsilon = self.scalars.get(epsilon)
-        if one is not x or square.arguments[1] != 2 or shifted.keywords:
+        if one is not x or square.arguments[1] != 2 or shifted.keywords or epsilon is None:
             return None
-        if axes is None or epsilon is None:
-            return None
+        return float(epsilon) if self._is_mean(mean, square) else None
+
+    def _is_mean(self, one: Any, x: Operation) -> bool:
+        """Whether an operation is the mean over the last axis of another, which is kept."""
+        if getattr(one, "name", "") != "mean" or one.arguments[0] is not x:
+            return False
+        _, axes, *kept = (*one.arguments, None)  # without axes the mean is over all of them
         rank = len(self.shown[x].shape)
-        is_last = [axis % rank for axis in axes] == [rank - 1] and True in kept
-        return Part(x, Norm(False, float(epsilon))) if is_last else None
+        return axes is not None and [n % rank for n in axes] == [rank - 1] and True in kept
 
     def _step(self, one: Operation) -> None:
         """Compute a value, and begin a new layer where all that follows depends on it alone."""
@@ -303,12 +303,12 @@ class _Trace:
         for before in self.reads[one]:
             self.uses[before].discard(one)
         live = self._live_values()
-        if list(live) != [(one, None)] or not isinstance(live[one, None], Value):
+        if list(live) != [one] or not isinstance(live[one], Value):
             return
         if self._meets_relu_or_step(one):
             return
         whole = self._is_whole(one)
-        if self.stack.ends_layer(live[one, None], whole):
+        if self.stack.ends_layer(live[one], whole):
             self._settle(one, is_whole=whole)
 
     def _meets_relu_or_step(self, one: Operation) -> bool:
@@ -354,43 +354,28 @@ class _Trace:
         return not multiplying
 
     def _live_values(self) -> dict[Hashable, Any]:
-        """Values that depend on the input and are used later, by operation and place in a list."""
-        live: dict[Hashable, Any] = {}
-        for one, value in self.values.items():
-            if self.uses.get(one):
-                parts = enumerate(value) if isinstance(value, list) else [(None, value)]
-                live |= {
-                    (one, n): part for n, part in parts if isinstance(part, (Value, Scores, Token))
-                }
-        return live
+        """Values that depend on the input and are used later, by operation."""
+        used = ((one, value) for one, value in self.values.items() if self.uses.get(one))
+        return {one: value for one, value in used if not _is_array(value)}
 
     def _settle(self, *operations: Operation, is_whole: bool = False) -> None:
         """End a layer: values that are used later, and some others, are affine in a new state."""
-        live = self._live_values() | {(one, None): self.values[one] for one in operations}
+        live = self._live_values() | {one: self.values[one] for one in operations}
         if any(isinstance(value, Token) for value in live.values()):
             raise UnsupportedLayer("token numbers are read again behind the first layer")
         if any(isinstance(value, Scores) for value in live.values()):
             raise UnsupportedLayer("scores of attention are used by something else than attention")
-        for (one, place), value in self.stack.settle(live, is_whole).items():  # pyright: ignore
-            if place is None:
-                self.values[one] = value
-            else:
-                self.values[one][place] = value
+        self.values |= self.stack.settle(live, is_whole)
 
     def _computed_value(self, one: Operation) -> Any:
         """The result of a single operation on arrays and affine values."""
         name, values = one.name, self.values
-        if name == "getitem":
-            whole, place = one.arguments
-            return values[whole][place]
         varying = [read for read in one.reads if not _is_array(values[read])]
         if any(isinstance(values[read], Token) for read in varying):
             return self._of_tokens(one)
         places = [n for n, argument in enumerate(one.arguments) if _reads_any(argument, varying)]
         if any(isinstance(values[read], Scores) for read in varying):
             return self._of_scores(one, varying)
-        if any(isinstance(values[read], list) for read in varying):
-            raise UnsupportedLayer(f"{one.place} computes {name} of several arrays")
         if name in ("gt", "ge", "lt", "le") and places == [0]:
             return self._step_value(one)
         if name == "where" and places == [0, 1] and not self._has_entries(one.arguments[2]):
@@ -411,7 +396,7 @@ class _Trace:
         if one.name == "pow":
             powers = f"and powers are read up to {MOST_POWERS}, as whole numbers"
             return NoLayerError(f"{said}{powers}, or as an activation that is known")
-        if is_entrywise(one.name) or one.name == "getitem":
+        if is_entrywise(one.name):
             chain = Chain(one, self.starts[one], self.scalars)
             names = chain.names if self.starts[one] is not one else [one.name]
             *others, last = names
@@ -483,33 +468,14 @@ class _Trace:
                     return scores
             if name in ("mul", "where"):
                 return self._product(operands)
-            if name in ("mm", "bmm", "mv", "dot", "matmul"):
-                is_vector = name in ("mv", "dot")
-
+            if name in ("mm", "bmm"):
                 # sum_k x_ik y_kj, all products x_ik y_kj as hidden units
-                def rows(x: Any) -> Any:
-                    return (x.reshape(-1, x.shape[-1]) if is_vector else x)[..., None]
-
-                def columns(y: Any) -> Any:
-                    return (y.reshape(-1, 1) if is_vector else y)[..., None, :, :]
-
                 product = self._product(
-                    operands, lambda x: x.mapped(rows), lambda y: y.mapped(columns)
+                    operands,
+                    lambda x: x.mapped(lambda rows: rows[..., None]),
+                    lambda y: y.mapped(lambda columns: columns[..., None, :, :]),
                 )
-                shape = tuple(self.shown[one].shape)
-                return product.mapped(lambda p: p.sum(-2).reshape(shape))
-            if name == "_trilinear" and places == [0, 2]:
-                # nn.Bilinear: sum_j (sum_i x_i W_oij) y_j, as many hidden units as (o, j)
-                weight = self.values[one.arguments[1]]
-
-                def read(x: Value) -> Value:
-                    return x.mapped(
-                        lambda x: (x[:, None, :, None] * weight[None]).sum(2),
-                        reach=lambda x: (x[:, None, :, None] * (weight[None] != 0)).sum(2),
-                    )
-
-                product = self._product(operands, read, lambda y: y.mapped(lambda y: y[:, None, :]))
-                return product.mapped(lambda p: p.sum(-1))
+                return product.mapped(lambda p: p.sum(-2))
         raise UnsupportedLayer(
             f"{one.place} multiplies {len(places)} values by {name}, which is not read"
         )
@@ -536,37 +502,24 @@ class _Trace:
         grown = self._affine_value(argument).expanded(shape)
         return self.stack.activated(grown.shifted(-known), activation("step"))
 
-    def _normed_value(self, one: Operation, start: Operation, norm: Norm) -> Any:
-        """The state behind a norm, with the gain where the operation has it."""
-        for attempt in range(2):
-            value = self.values[start]
-            if (
-                isinstance(value, Value)
-                and self.stack.is_state(value) == 0
-                and set(self.stack.sources) == {0}
-            ):
-                break
-            if attempt or not isinstance(value, Value):
-                raise UnsupportedLayer(
-                    f"{one.place} is a norm of a part of what the forward pass goes on with, and "
-                    "layers have a norm of the whole state before them"
-                )
+    def _normed_value(self, one: Operation, start: Operation, norm: Norm) -> Value:
+        """The state behind a norm."""
+
+        def is_state(value: Any) -> bool:
+            alone = set(self.stack.sources) == {0}
+            return isinstance(value, Value) and self.stack.is_state(value) == 0 and alone
+
+        if not is_state(self.values[start]):
             self._settle(start)
         value = self.values[start]
+        if not is_state(value):
+            raise UnsupportedLayer(
+                f"{one.place} is a norm of a part of what the forward pass goes on with, and "
+                "layers have a norm of the whole state before them"
+            )
         if value.shape[-1] != self.stack.width:
             raise UnsupportedLayer(f"{one.place} is a norm of a part of the coordinates")
-        normed = self.stack.normed(value, norm, one.place)
-        if one.name != "native_layer_norm":
-            return normed
-        gain, shift = (
-            self.values[given] if isinstance(given, Operation) else None
-            for given in one.arguments[2:4]
-        )
-        if gain is not None:
-            normed = normed.times(gain)
-        if shift is not None:
-            normed = normed.shifted(shift)
-        return [normed, None, None]
+        return self.stack.normed(value, norm, one.place)
 
     def _declared_value(self, one: Operation, start: Operation, layers: list[Normed]) -> Value:
         """The output of a submodule of a declared class."""
@@ -672,7 +625,7 @@ def _is_constant(curve: Curve) -> bool:
 
 
 def _is_array(value: Any) -> bool:
-    return not isinstance(value, (Value, Scores, Token, list))
+    return not isinstance(value, (Value, Scores, Token))
 
 
 def _reads_any(argument: Any, operations: list[Operation]) -> bool:

@@ -214,18 +214,21 @@ def pattern_of(linear: LinearMap) -> Pattern | None:
 
 
 def check_stored(rows: int, size: int, most: int) -> None:
-    """Raise `TooLarge` where a sparse matrix would store more than `LARGEST` entries.
+    """Raise `TooLarge` where a matrix would store more than `LARGEST` entries.
 
     Args:
         rows: Number of rows.
         size: Number of columns.
-        most: Entries of a row.
+        most: Entries of a row that are stored, all of a dense matrix.
     """
     if rows * most > LARGEST:
+        few, such = f" with {most:,} in a row", "such rows"
+        if most == size:
+            few, such = "", "rows of so many inputs"
         raise TooLarge(
-            f"a layer would be a matrix of {rows:,} x {size:,} numbers with {most:,} in a row, "
+            f"a layer would be a matrix of {rows:,} x {size:,} numbers{few}, "
             f"{rows * most / 2**27:,.1f} GiB in float64, and layers such as convolutions are "
-            f"stored up to {LARGEST / 2**27:.3g} GiB, {LARGEST // most:,} such rows: pool or "
+            f"stored up to {LARGEST / 2**27:.3g} GiB, {LARGEST // most:,} {such}: pool or "
             "stride before the product, give an example of smaller images, or compare outputs, "
             "metric tnsim.Empirical(images)"
         )

@@ -30,6 +30,7 @@ from tnsim.checkpoints.affine_values import (
     Map,
     Value,
     added,
+    joined_grids,
     product,
     rerooted,
     side_by_side,
@@ -52,6 +53,7 @@ from tnsim.checkpoints.unit_rows import (
 )
 from tnsim.errors import TooLarge, UnsupportedLayer
 from tnsim.models.activated import Elementwise, Gated
+from tnsim.models.arrays import requires_grad
 from tnsim.models.layers import Bilinear, Linear, Multilinear, Residual
 from tnsim.models.matrices import SparseMatrix
 
@@ -571,31 +573,24 @@ class Stack:
                 f"the forward pass computes {function.name}, and keeps other values beside it over "
                 "a nonlinear layer"
             )
-        widths = [self.sources[source].layout.width for source in sources]
         # The new state is all sources one after another.
-        total, n = sum(widths), self.positions
-        both = Layout.in_rows(n, total)
-        start, slopes, starts = 0, {}, {}
-        for source, width in zip(sources, widths, strict=True):
-            zeros = [self.zeros((k, width)) for k in (start, total - start - width)]
-            placed = self.library.concatenate([zeros[0], self.library.eye(width), zeros[1]])
-            own = self.sources[source].root.grids if n == 1 else ()
-            slopes[source] = self._by_matrix(placed, own)
-            starts[source] = start
-            start += width
+        roots = [self.sources[source].root for source in sources]
+        *starts, total = np.cumsum([0, *(root.size for root in roots)]).tolist()
+        place, n = dict(zip(sources, starts, strict=True)), self.positions
+        both, grids = Layout.in_rows(n, total), joined_grids(roots, n)
         memo: dict[Map, Map] = {}
-        grids = (
-            tuple(g for source in sources for g in self.sources[source].root.grids)
-            if n == 1
-            else ((total,),)
-        )
         moved: dict[Hashable, Value] = {}
         for name, value in values.items():
             parts = [
-                rerooted(slope, total, starts[source], grids, memo)
+                rerooted(slope, total, place[source], grids, memo)
                 for source, slope in value.slopes.items()
             ]
             moved[name] = Value(value.constant, {0: added(parts)})
+        unit = self.library.eye(total)
+        slopes = {
+            source: self._by_matrix(unit[:, start : start + root.size], root.grids)
+            for source, start, root in zip(sources, starts, roots, strict=True)
+        }
         self._append_layer(Value(self.zeros((n, total)), slopes), both)
         self._begin((n, total), both)
         root = self.sources[0].root
@@ -813,7 +808,7 @@ class Stack:
                 and (source.layout.position == layout.position).all()
             )
             return 1.0 if same else None
-        if self.library.requires_grad(linear.at(self.zeros((linear.size,)) + 1)):
+        if requires_grad(linear.at(self.zeros((linear.size,)) + 1)):
             return None
         if not linear.is_stored and not self.may_be_sparse and linear.last is None:
             matrix = self._matrix(linear, may_be_sparse=True)
@@ -855,8 +850,6 @@ class Stack:
             layer: Any = Gated(rows[0], up, down, draft.function, biases[0], up_bias, bias)
         elif len(rows) == 2:
             layer = Bilinear(rows[0], rows[1], down, biases[0], biases[1], bias)
-        elif len(rows) == 1:
-            layer = Linear(down @ rows[0], bias)  # units that nothing multiplies
         else:
             layer = Multilinear(rows, down, biases, bias)
         return self._with_skip([Normed(layer)], draft.skip, draft.norm)

@@ -14,6 +14,7 @@ import numpy as np
 
 from tnsim.checkpoints.affine_values import Library
 from tnsim.checkpoints.sparse_maps import FEWEST, FILLED, LARGEST, check_stored, fixed
+from tnsim.models.arrays import requires_grad
 from tnsim.models.matrices import Columns, SparseMatrix
 
 NEGLIGIBLE = 1e-13
@@ -36,7 +37,7 @@ def indices(library: Library, numbers: Any) -> Any:
 
 def unless_zero(bias: Any, library: Library) -> Any:
     """A bias, or None for a bias of zeros that nobody differentiates."""
-    return bias if library.requires_grad(bias) or bool(bias.any()) else None
+    return bias if requires_grad(bias) or bool(bias.any()) else None
 
 
 def stacked_factors(units: Sequence[Sequence[Factor]], library: Library) -> list[Factor]:
@@ -104,7 +105,7 @@ def rows_with_entries(matrix: Rows, library: Library) -> np.ndarray:
     """The rows that have a gradient, an entry, or the place of an entry."""
     if isinstance(matrix, SparseMatrix):
         return np.flatnonzero(matrix.columns.filled.any(1))
-    if library.requires_grad(matrix):
+    if requires_grad(matrix):
         return np.arange(len(matrix))
     return np.flatnonzero(library.numbers(matrix).any(1))
 
@@ -142,7 +143,7 @@ def with_fewer_units(
     x_i x_j. Layers with gradients keep their units as they are, and so do large sparse ones.
     """
     arrays = [down, *(array for factor in factors for array in factor)]
-    if any(library.requires_grad(array) for array in arrays):
+    if any(requires_grad(array) for array in arrays):
         return factors, down
     sparse = [array for array in arrays if isinstance(array, SparseMatrix)]
     if max((math.prod(matrix.shape) for matrix in sparse), default=0) > MERGED:

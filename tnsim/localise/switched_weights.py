@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.checkpoints.given import is_module
-from tnsim.checkpoints.module_calls import casts_to_float64
+from tnsim.checkpoints.module_calls import as_precise_as
 from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.compiling import compiler_options
 from tnsim.errors import ModelError, TnsimError
@@ -184,7 +184,7 @@ class _SwitchedModule:
         if dtype == "float32":
             self.network = self.network.float()
         else:
-            self.network.forward = casts_to_float64()(self.network.forward)
+            self.network.forward = as_precise_as(second)(self.network.forward)
         self.network.train(second.training)  # what is random in training is refused later
         self.function = with_output(self.network, output)
         self.step = _BUFFER_STEP[dtype]
