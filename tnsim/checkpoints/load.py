@@ -477,7 +477,9 @@ def is_several(path: str | os.PathLike[str]) -> bool:
 
 def _expand_source(source: Any) -> Iterator[tuple[str, Path]]:
     """The names and files of the models in a source."""
-    if source == "":  # which is the present folder to the file system, and often unset to a shell
+    if (
+        isinstance(source, str) and not source
+    ):  # which is the present folder to the file system, and often unset to a shell
         raise CheckpointError("the name of a checkpoint is empty; '.' is the present folder")
     if isinstance(source, (str, os.PathLike)):
         yield from _source_matches(source)
