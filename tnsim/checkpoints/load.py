@@ -477,9 +477,8 @@ def is_several(path: str | os.PathLike[str]) -> bool:
 
 def _expand_source(source: Any) -> Iterator[tuple[str, Path]]:
     """The names and files of the models in a source."""
-    if (
-        isinstance(source, str) and not source
-    ):  # which is the present folder to the file system, and often unset to a shell
+    # The present folder to the file system, and to a shell often a variable that is unset.
+    if isinstance(source, str) and not source:
         raise CheckpointError("the name of a checkpoint is empty; '.' is the present folder")
     if isinstance(source, (str, os.PathLike)):
         yield from _source_matches(source)
