@@ -66,11 +66,13 @@ from tnsim.problems.whole_tree import MAX_LEGS, check_size, fold_trees
 
 
 class _RunOnce:
-    """A family that reads models as they are, and a single run of a plan for the inner product."""
+    """A family that reads models as they are, and a single run of a plan for the inner product.
 
-    @property
-    def nodes(self) -> MomentNodes | None:
-        return None
+    The constant is no coordinate of its outputs.
+    """
+
+    nodes = None
+    lifted = False
 
     def prepare(self, model: Model) -> Model:
         return model
@@ -116,10 +118,6 @@ class Sequences(_RunOnce):
         inputs = sequence_inputs(metric, a.d_in, positions)
         exact = joined.is_exact(depth)
         return cls(metric.name, joined.rule, exact, bra, ket, inputs, positions)
-
-    @property
-    def lifted(self) -> bool:
-        return False  # the constant is no coordinate
 
     @property
     def layout(self) -> Hashable:
@@ -184,6 +182,8 @@ class WholeTree:
     raises_linear: bool
     n_ctx: int | None
 
+    exact = True
+
     @classmethod
     def of(cls, a: Model, b: Model | None, metric: Metric) -> Self:
         # Diagrams pair all legs, so both models together need an even number of them: a linear
@@ -206,10 +206,6 @@ class WholeTree:
             for kind in layers:
                 largest = max(largest, kind.dense_size)
         return legs <= MAX_LEGS and legs % 2 == 0 and largest <= _LARGEST_DENSE
-
-    @property
-    def exact(self) -> bool:
-        return True
 
     @property
     def nodes(self) -> MomentNodes | None:
@@ -291,6 +287,8 @@ class Tokens(_RunOnce):
     n_ctx: int
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
 
+    exact = True
+
     @classmethod
     def of(cls, a: Model, b: Model | None, metric: Metric) -> Self:
         if a.n_ctx is None:
@@ -320,14 +318,6 @@ class Tokens(_RunOnce):
 
     def _constants_of(self, metric: Metric, d_in: int) -> dict[str, Any]:
         return token_inputs(token_probabilities(metric, d_in), self._kinds_of, self.n_ctx)
-
-    @property
-    def exact(self) -> bool:
-        return True
-
-    @property
-    def lifted(self) -> bool:
-        return False  # the constant is no coordinate
 
     @property
     def layout(self) -> Hashable:
