@@ -89,18 +89,17 @@ class LayerKind(NamedTuple):
         """Whether the array of a leg depends on the position, as RoPE makes queries and keys do."""
         return self.rotary and any(role in score for score in SCORES)
 
-    def multiplications(self, positions: int) -> int:
-        """Number of scalar multiplications of a forward pass on a single sequence.
+    def multiplications(self, seen: int) -> int:
+        """Number of scalar multiplications of a forward pass at a single position.
+
+        Args:
+            seen: Number of positions that this one sees, its own included.
 
         Example:
             >>> kind = LayerKind("Bilinear", ("LEFT", "RIGHT"), "DOWN", d_in=3, d_out=2, rank=8)
-            >>> kind.multiplications(positions=1)
+            >>> kind.multiplications(seen=1)
             72
         """
-        return positions * self.multiplications_at_position(positions)
-
-    def multiplications_at_position(self, seen: int) -> int:
-        """Number of scalar multiplications at a position that sees `seen`, its own included."""
         if self.mixes_positions:
             # Per head and position: rows of the input; for every key two scores, their product and
             # mask, and the weighted value; the head's part of the output.
