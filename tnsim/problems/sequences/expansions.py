@@ -37,7 +37,8 @@ depends on the states below:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple, Protocol
+from functools import cache
+from typing import NamedTuple
 
 from tnsim.engine.ir.problem import Operand, StageBuilder, Term, renamed
 from tnsim.names import MASK, SLOTS, STREAM, Slot
@@ -63,18 +64,6 @@ LINK, RING = "z", "y"
 Scores = frozenset[Score]
 
 
-class LegMoments(Protocol):
-    """The covariances and means of legs from which an expansion is made."""
-
-    def covariance(self, one: Leg, two: Leg) -> Sum:
-        """The sum over the ways to join two legs, with the ends `FIRST` and `SECOND`."""
-        ...
-
-    def mean(self, leg: Leg) -> Product | None:
-        """The mean of a leg, with the end `FIRST`; None where it vanishes or may not be used."""
-        ...
-
-
 class Wick:
     """Expectations of products of legs and scores, each expanded once.
 
@@ -84,7 +73,7 @@ class Wick:
         stage: Builder that receives the definitions.
     """
 
-    def __init__(self, name: str, legs: LegMoments, stage: StageBuilder) -> None:
+    def __init__(self, name: str, legs: RuledMoments, stage: StageBuilder) -> None:
         self.name = name
         self.legs = legs
         self.stage = stage
@@ -230,43 +219,31 @@ class Frame(NamedTuple):
 
 
 class RuledMoments:
-    """Covariances and means of legs as a rule allows them: the `LegMoments` of a frame.
+    """Covariances and means of legs as a rule allows them, from which an expansion is made.
 
     Args:
         legs: Means and covariances without a rule.
         rule: Rule that says which legs may be joined.
         pattern: Pattern with the tuples of positions at which arrays are read; None for all
             positions.
+
+    Attributes:
+        covariance, mean: The moments of `_covariance` and `_mean`, each found once.
     """
 
     def __init__(self, legs: Projections, rule: JoiningRule, pattern: Pattern | None) -> None:
         self.legs = legs
         self.rule = rule
         self.pattern = pattern
-        self._covariances: dict[tuple[Leg, Leg], Sum] = {}
-        self._means: dict[Leg, Product | None] = {}
+        self.covariance = cache(self._covariance)
+        self.mean = cache(self._mean)
 
-    def covariance(self, one: Leg, two: Leg) -> Sum:
+    def _covariance(self, one: Leg, two: Leg) -> Sum:
         """The sum over the ways to join two legs, with the ends `FIRST` and `SECOND`.
 
         The ways are the covariance of the legs and, if the rule says so, the product of their
         values at zero. Legs at different, independent positions have no covariance.
         """
-        if (one, two) not in self._covariances:
-            self._covariances[one, two] = self._joined_legs(one, two)
-        return self._covariances[one, two]
-
-    def mean(self, leg: Leg) -> Product | None:
-        """The mean of a leg; None where it vanishes or the leg must have a partner.
-
-        The stream must have a partner, as only covariances with the stream are asked for.
-        """
-        if leg not in self._means:
-            self._means[leg] = self._leg_mean(leg)
-        return self._means[leg]
-
-    def _joined_legs(self, one: Leg, two: Leg) -> Sum:
-        """The covariance of two legs, not yet known."""
         if not self.rule.joins(one, two):
             return ()
         position = self.legs.names.position
@@ -281,8 +258,11 @@ class RuledMoments:
                 products.append((*at_first, *at_second))
         return tuple(products)
 
-    def _leg_mean(self, leg: Leg) -> Product | None:
-        """The mean of a leg, not yet known."""
+    def _mean(self, leg: Leg) -> Product | None:
+        """The mean of a leg, with the end `FIRST`; None where it vanishes or needs a partner.
+
+        The stream needs a partner, as only covariances with the stream are asked for.
+        """
         if self.rule.with_constants or leg.role == STREAM:
             return None
         mean = self.legs.mean(leg)
