@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -131,16 +132,7 @@ def mean_of(given: Any, metric: Metric, budget: Budget = Budget()) -> Mean:
     if isinstance(given, Combination) or not adds_up(metric):
         return Mean(values, is_all=False)
     model: Any = less(given, values)
-    return Mean(values, _is_rounding(_Outputs(model), values, metric, budget, [model]))
-
-
-class _Outputs(NamedTuple):
-    """A model as a function of inputs."""
-
-    model: Model
-
-    def __call__(self, inputs: Any) -> np.ndarray:
-        return np.asarray(outputs_on(self.model, inputs))
+    return Mean(values, _is_rounding(partial(outputs_on, model), values, metric, budget, [model]))
 
 
 def _is_rounding(
