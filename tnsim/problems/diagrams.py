@@ -254,17 +254,19 @@ class TreeOperands:
         """The second moment between two legs, which become a single index where it is no array.
 
         Args:
-            pair: Models of the two legs.
+            pair: Models of the two legs; never B and A, as edges lead from the bra to the ket.
             ends: Indices of the legs.
             merged: Record of the indices that have been joined.
 
         Returns:
             S[ends] or C[ends], the diagonal C[end], or nothing for the identity.
         """
-        if pair == Pair("B", "A"):  # only S.AB is defined, and S.BA is its transpose
-            pair, ends = Pair("A", "B"), (ends[1], ends[0])
         if self.has_leading(pair):
             return (Operand(second_moment(pair), ends),)
+        return self.input_moment(ends, merged)
+
+    def input_moment(self, ends: tuple[str, str], merged: Merge) -> tuple[Operand, ...]:
+        """The same between two legs that read the input itself: C[ends], C[end], or nothing."""
         if self.inputs.moment == "full":
             return (Operand(COVARIANCE, ends),)
         merged.unite(*ends)
@@ -490,7 +492,8 @@ def _over_units(
             if parts.depth(one.side) == 1:  # the node is the whole model, and its mean the model's
                 operands.append(Operand(node_mean(one.side), (OUTPUT,)))
         elif form == "units":
-            operands.append(_along_edge(one, two))
+            name = units_along_edge(Pair(one.side, two.side))
+            operands.append(Operand(name, (one.bond, two.bond)))
         else:
             ends = free_legs[one.bond].pop(), free_legs[two.bond].pop()
             operands += parts.edge(Pair(one.side, two.side), ends, merged)
@@ -547,13 +550,6 @@ def _top_layers(parts: TreeOperands, pair: Pair) -> list[Operand]:
     if parts.lifted:
         operands.append(parts.trace)
     return operands
-
-
-def _along_edge(one: Bottom, two: Bottom) -> Operand:
-    """G between the units of two nodes; G.AB is defined, and G.BA is its transpose."""
-    if one.side > two.side:
-        one, two = two, one
-    return Operand(units_along_edge(Pair(one.side, two.side)), (one.bond, two.bond))
 
 
 def _at_outputs(parts: TreeOperands, pair: Pair, looped: set[str], slices: bool) -> list[Operand]:

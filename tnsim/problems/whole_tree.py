@@ -382,12 +382,7 @@ def _second_moment(parts: TreeOperands, pair: Pair) -> Definition:
             indices = (f"{slot}{n + 1}", f"{slot}{n}")
             operands.append(Operand(str(Leaf(side, number, WEIGHT)), indices))
         ends.append(f"{slot}{len(leading)}")
-    if parts.inputs.moment == "full":
-        operands.append(Operand(COVARIANCE, ("bra0", "ket0")))
-    else:
-        merged.unite("bra0", "ket0")
-        if parts.inputs.moment == "diagonal":
-            operands.append(Operand(COVARIANCE, ("bra0",)))
+    operands += parts.input_moment(("bra0", "ket0"), merged)
     merged.unite(ends[0], "k")
     merged.unite(ends[1], "l")
     term = Term(1.0, merged.renamed(operands))
