@@ -588,16 +588,13 @@ def _block_coefficients(
 
 def _applied_layer(layer: MergedLayer, state: Series, block: IndexBlock, pairs: bool) -> Series:
     """The polynomials above a layer, from the polynomials below it."""
-    factors = [mapped(leg, state) for leg in layer.legs]
-    if len(factors) == 1:
-        result = within(mapped(layer.down, factors[0]), block)
-    else:
-        # Products from left to right; the output matrix comes with the last product.
-        first, *between, last = factors
-        everything = whole(block.width)
-        for factor in between:
-            first = product(first, factor, None, everything, pairs)
-        result = product(first, last, layer.down, block, pairs)
+    # Products from left to right; the output matrix comes with the last product. A product of a
+    # single leg is a linear layer, see `kinds.core_of`.
+    first, *between, last = (mapped(leg, state) for leg in layer.legs)
+    everything = whole(block.width)
+    for factor in between:
+        first = product(first, factor, None, everything, pairs)
+    result = product(first, last, layer.down, block, pairs)
     if layer.copy is None:
         return result
     carried = mapped(layer.copy, within(state, block))
