@@ -27,7 +27,7 @@ from tnsim.compare.planned import (
     runs_together,
 )
 from tnsim.compare.request import CROSS, SELF, InnerProducts, Question, Request, smaller_share
-from tnsim.compare.resident import content, in_units, is_constant, placed_weights
+from tnsim.compare.resident import content, in_units, placed_weights
 from tnsim.compare.sums_of_models import (
     Places,
     mean_share,
@@ -50,7 +50,7 @@ from tnsim.metrics.metric import is_expectation, joins_whole_trees
 from tnsim.metrics.orbits import expected_count
 from tnsim.metrics.protocol import Metric
 from tnsim.models.arrays import weights_dtype
-from tnsim.models.model import AnyModel, Model, terms
+from tnsim.models.model import AnyModel, Model, kept_with, terms
 from tnsim.models.offsets import constant
 from tnsim.names import COVARIANCE, SIDES, Pair
 from tnsim.problems import features
@@ -70,7 +70,7 @@ from tnsim.scaled import (
     magnified,
     times,
 )
-from tnsim.sessions import per_object_cache, session
+from tnsim.sessions import per_object_cache
 
 _SPARSE = (
     "; one or two layers of convolutions are compared as they are where pixels are independent, "
@@ -284,9 +284,7 @@ def mean_in_units(model: Model, metric: Metric, budget: Budget) -> ScaledSum | N
             return _planned_mean(model, metric, budget)
         return contribution(mean, np.float64(0.0))
 
-    if not is_constant(model):
-        return found()
-    return session().belongings.get(model, (mean_in_units, content(metric), budget), found)
+    return kept_with(model, (mean_in_units, content(metric), budget), found)
 
 
 def _planned_mean(model: Model, metric: Metric, budget: Budget) -> ScaledSum | None:
