@@ -223,10 +223,13 @@ class TreeOperands:
         return any(self.groups[side].leading for side in pair)
 
     @property
-    def trace(self) -> Operand:
-        """The array that leaves out the constant row and, for sequences, adds up positions."""
+    def trace(self) -> tuple[Operand, ...]:
+        """The array that leaves out the constant row and, for sequences, adds up positions.
+
+        Nothing where there is no constant.
+        """
         indices = (OUTPUT,) if self.n_ctx == 1 else (OUTPUT, COORDINATE)
-        return Operand(TRACE, indices)
+        return (Operand(TRACE, indices),) if self.lifted else ()
 
     def node(
         self, side: Side, level: int, bond: str, legs: Sequence[str], dense: bool
@@ -405,9 +408,7 @@ def _over_layers(
         merged.unite(root_index(slot, tree), OUTPUT)
 
     operands += first_layer(parts, _bottom_nodes(parts, pair), diagram.edges, dense, merged)
-    if parts.lifted:
-        operands.append(parts.trace)
-    return merged.renamed(operands)
+    return merged.renamed((*operands, *parts.trace))
 
 
 def write_over_upper(
@@ -430,9 +431,7 @@ def write_over_upper(
         operands.append(Operand(upper_tensor(side, count), (OUTPUT, *bonds)))
         nodes += own
     operands += first_layer(parts, nodes, edges, True, merged)
-    if parts.lifted:
-        operands.append(parts.trace)
-    return merged.renamed(operands)
+    return merged.renamed((*operands, *parts.trace))
 
 
 def first_layer(
@@ -547,9 +546,7 @@ def _top_layers(parts: TreeOperands, pair: Pair) -> list[Operand]:
         nodes = upper_nodes(slot, parts.trees[side])
         units = [node.bond for node in nodes if node.level == 1]
         operands.append(Operand(units_to_outputs(side), (OUTPUT, *units)))
-    if parts.lifted:
-        operands.append(parts.trace)
-    return operands
+    return [*operands, *parts.trace]
 
 
 def _at_outputs(parts: TreeOperands, pair: Pair, looped: set[str], slices: bool) -> list[Operand]:
@@ -566,6 +563,4 @@ def _at_outputs(parts: TreeOperands, pair: Pair, looped: set[str], slices: bool)
     for side, root in zip(pair, roots, strict=True):
         if root not in looped:
             operands.append(Operand(output_factor(side, parts.depth(side) - 1), (OUTPUT, root)))
-    if parts.lifted:
-        operands.append(parts.trace)
-    return operands
+    return [*operands, *parts.trace]
