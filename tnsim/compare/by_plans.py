@@ -54,12 +54,11 @@ from tnsim.models.model import AnyModel, Model, kept_with, terms
 from tnsim.models.offsets import constant
 from tnsim.names import COVARIANCE, SIDES, Pair
 from tnsim.problems import features
-from tnsim.problems.base import Family, model_weights
+from tnsim.problems.base import Family, by_side, model_weights
 from tnsim.problems.diagrams import tree
 from tnsim.problems.families import choose
-from tnsim.problems.leaves import by_side
-from tnsim.problems.polynomial_space import mean_output, need_all_orders
-from tnsim.problems.tensors.kinds import kinds, nonlinear
+from tnsim.problems.polynomial_space import mean_output
+from tnsim.problems.tensors.kinds import kinds, need_constant, nonlinear
 from tnsim.problems.units import common_units
 from tnsim.problems.whole_tree import MAX_LEGS
 from tnsim.scaled import (
@@ -109,7 +108,7 @@ class Contractions:
         if not joins_whole_trees(type(question.metric), nonlinear(*several)):
             return 0.0
         trees = dict(zip(SIDES, map(tree, several), strict=True))
-        lifted = a.n_ctx is not None or need_all_orders(several)
+        lifted = a.n_ctx is not None or need_constant(several)
         seconds = 0.0
         for pair in question.wanted:
             bra, ket = trees[pair.bra], trees[pair.ket]

@@ -45,19 +45,20 @@ from tnsim.metrics.protocol import Metric, joins_layers
 from tnsim.models.model import Model
 from tnsim.names import COVARIANCE, IDENTITY, ONE, ONES, SAME_POSITION, TRACE, Pair, Side
 from tnsim.problems.alignment import check_shapes
-from tnsim.problems.base import Family, MomentNodes, moment_nodes
-from tnsim.problems.diagrams import tree
-from tnsim.problems.hidden_units import MOST_PAIRED
-from tnsim.problems.leaves import (
+from tnsim.problems.base import (
+    Family,
+    MomentNodes,
     by_side,
     identities,
-    must_lift,
+    moment_nodes,
     named,
     only,
 )
+from tnsim.problems.diagrams import tree
+from tnsim.problems.hidden_units import MOST_PAIRED
 from tnsim.problems.sequences.coincidences import position_array
 from tnsim.problems.sequences.fold import fold_sequences
-from tnsim.problems.tensors.kinds import Kinds, kinds, nonlinear
+from tnsim.problems.tensors.kinds import Kinds, kinds, need_constant, nonlinear
 from tnsim.problems.tensors.layer_networks import flat_arrays, flat_kind
 from tnsim.problems.tensors.lifted import raised, symmetric_arrays
 from tnsim.problems.tensors.positional import sequence_arrays
@@ -191,7 +192,7 @@ class WholeTree:
         raises = metric.pairs_within_model
         bra = _flat_kinds(a, raises)
         ket = None if b is None else _flat_kinds(b, raises)
-        lifted = a.n_ctx is not None or must_lift(bra, ket or bra)
+        lifted = a.n_ctx is not None or need_constant([bra, ket or bra])
         inputs = whole_tree_kind(metric, lifted)
         return cls(metric.name, type(metric), bra, ket, inputs, lifted, raises, a.n_ctx)
 
