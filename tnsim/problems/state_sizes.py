@@ -69,15 +69,14 @@ class MeasuredStates:
     """Lifted moments of a state, in the units of its bond; implements `scaling.StateSizes`.
 
     Args:
-        second: S, (1 + width, 1 + width), the constant first; or its diagonal, (1 + width,); or in
-            parts.
+        second: S, (1 + width, 1 + width), the constant first; or in parts.
         mean: m, (1 + width,).
         joinings: Order of a layer, joinings of two layers of that order and joinings of the mean
             of a single such layer, for every order.
         positions: Number of positions over which attention adds up keys.
     """
 
-    second: Float[Array, "lifted lifted"] | Float[Array, " lifted"] | MomentInParts
+    second: Float[Array, "lifted lifted"] | MomentInParts
     mean: Float[Array, " lifted"]
     joinings: tuple[tuple[int, Joinings, Joinings], ...] = dataclasses.field(
         metadata={"static": True}
@@ -87,10 +86,7 @@ class MeasuredStates:
     @property
     def sizes(self) -> Unit:
         """Sizes of the coordinates of the state, (width,), without the constant."""
-        second = self.second
-        if isinstance(second, MomentInParts) or second.ndim == 2:
-            second = second.diagonal()
-        return _half_log2(second[1:])
+        return _half_log2(self.second.diagonal()[1:])
 
     def of_rows(self, weight: Any, bias: Any) -> Unit:
         """Sizes of the entries of `W h + b`."""
@@ -109,8 +105,7 @@ class MeasuredStates:
         if isinstance(self.second, MomentInParts):
             second: Any = self.second.times(factors)
         else:
-            second = self.second * factors
-            second = second * (factors[:, None] if second.ndim == 2 else factors)
+            second = self.second * factors * factors[:, None]
         return dataclasses.replace(self, second=second, mean=self.mean * factors)
 
     def after(self, layer: Layer) -> MeasuredStates:
@@ -322,7 +317,8 @@ def input_states(model: Model, metric: Metric) -> MeasuredStates:
     if isinstance(metric, Categorical):
         # One token is on at a time: E[x_i x_j] = p_i delta_ij.
         probabilities = token_probabilities(metric, model.d_in)
-        mean = second = library(probabilities).concatenate([np.ones(1), probabilities])
+        mean = library(probabilities).concatenate([np.ones(1), probabilities])
+        second: Any = MomentInParts(mean, 0.0 * mean)
     else:
         mean, second = moments_at_a_position(metric, model.d_in, model.n_ctx)
     joined = metric
@@ -344,17 +340,13 @@ def _with_bias(xp: Any, weight: Any, bias: Any) -> Any:
 
 
 def _times_moment(rows: Any, second: Any) -> Any:
-    """Rows times a second moment, or its diagonal."""
-    if isinstance(second, MomentInParts):
-        return second.behind(rows)
-    return rows @ second if second.ndim == 2 else rows * second
+    """Rows times a second moment."""
+    return second.behind(rows) if isinstance(second, MomentInParts) else rows @ second
 
 
 def _moment_matrix(second: Any) -> Any:
-    """A second moment as a matrix, also where it is given by its diagonal."""
-    if isinstance(second, MomentInParts):
-        return second.matrix()
-    return second if second.ndim == 2 else library(second).diag(second)
+    """A second moment as a matrix, also where it is given in parts."""
+    return second.matrix() if isinstance(second, MomentInParts) else second
 
 
 def _half_log2(squares: Any) -> Unit:
