@@ -56,7 +56,7 @@ from tnsim.problems.base import (
 )
 from tnsim.problems.diagrams import tree
 from tnsim.problems.hidden_units import MOST_PAIRED
-from tnsim.problems.sequences.coincidences import position_array
+from tnsim.problems.sequences.coincidences import position_array, position_shape
 from tnsim.problems.sequences.fold import fold_sequences
 from tnsim.problems.tensors.kinds import Kinds, kinds, need_constant, nonlinear
 from tnsim.problems.tensors.layer_networks import flat_arrays, flat_kind
@@ -138,10 +138,7 @@ class Sequences(_RunOnce):
         leaves = sequence_moments(metric, d_in, n)
         leaves |= {ONE: np.ones(()), ONES: np.ones(n)}
         leaves |= identities(names, {SAME_POSITION: n, IDENTITY: d_in})
-        for name in names:
-            array = position_array(name, n)
-            if array is not None:
-                leaves[name] = array
+        leaves |= {name: position_array(name, n) for name in names if position_shape(name, n)}
         return only(names, leaves)
 
 
