@@ -38,7 +38,7 @@ from tnsim.metrics.input_moments import (
     moments_at_a_position,
 )
 from tnsim.metrics.metric import GaussianClosure, TreeSymmetric
-from tnsim.metrics.pairings import JoinedLeg, Joining, gaussian_mean, joinings
+from tnsim.metrics.pairings import JoinedLeg, Joining, PairingRule, gaussian_mean, joinings
 from tnsim.metrics.protocol import Metric, joins_layers
 from tnsim.models.arrays import Array, in_float64, not_differentiated, pytree
 from tnsim.models.attention import Attention
@@ -48,7 +48,7 @@ from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
 from tnsim.models.scaling import Unit
 from tnsim.names import DOWN, SKIP, UNIT, Side
-from tnsim.problems.tensors.kinds import core_of, kinds
+from tnsim.problems.tensors.kinds import core_of
 from tnsim.problems.tensors.lifted import arrays
 from tnsim.scaled import library, shifted
 
@@ -71,16 +71,13 @@ class MeasuredStates:
     Args:
         second: S, (1 + width, 1 + width), the constant first; or in parts.
         mean: m, (1 + width,).
-        joinings: Order of a layer, joinings of two layers of that order and joinings of the mean
-            of a single such layer, for every order.
+        rule: Rule by which the legs of two layers are joined.
         positions: Number of positions over which attention adds up keys.
     """
 
     second: Float[Array, "lifted lifted"] | MomentInParts
     mean: Float[Array, " lifted"]
-    joinings: tuple[tuple[int, Joinings, Joinings], ...] = dataclasses.field(
-        metadata={"static": True}
-    )
+    rule: PairingRule = dataclasses.field(metadata={"static": True})
     positions: int = dataclasses.field(metadata={"static": True})
 
     @property
@@ -137,13 +134,14 @@ class MeasuredStates:
         down = roles[DOWN]
         legs = [rows for role, rows in roles.items() if role not in (DOWN, SKIP, UNIT)]
         order = len(legs)
-        across, within = next(both for n, *both in self.joinings if n == order)
+        across = joinings(self.rule, order, order, False)
+        # The tree metrics, without means, have no joinings of one layer.
+        within = gaussian_mean(order, False) if self.rule is PairingRule.ISSERLIS else ()
         second: Any = 0.0
         for start in range(0, len(legs[0]), _ROWS_AT_ONCE):
             some = [rows[start : start + _ROWS_AT_ONCE] for rows in legs]
             block = _joined(self, across, some, legs) @ down.T
             second = second + down[:, start : start + _ROWS_AT_ONCE] @ block
-        # A metric without means has no joinings of one layer.
         mean = down @ _joined(self, within, legs, ())[:, 0] if within else 0.0 * down[:, 0]
         if isinstance(layer, Residual):
             skip = roles[SKIP][0]
@@ -305,7 +303,7 @@ def input_states(model: Model, metric: Metric) -> MeasuredStates:
     """The states below the first layer of a model.
 
     Args:
-        model: Model whose layers say which joinings are needed.
+        model: Model that reads the input.
         metric: Metric that joins legs, or `Categorical`.
 
     Example:
@@ -326,11 +324,7 @@ def input_states(model: Model, metric: Metric) -> MeasuredStates:
         within = metric.pairs_within_model or isinstance(metric, Categorical)
         joined = GaussianClosure() if within else TreeSymmetric()
     assert joins_layers(joined)
-    by_order = []
-    for order in sorted({kind.order for kind in kinds(model)} - {1}):
-        of_mean = gaussian_mean(order, False) if joined.pairs_within_model else ()
-        by_order.append((order, joinings(joined.rule, order, order, False), of_mean))
-    return MeasuredStates(second, mean, tuple(by_order), model.n_ctx or 1)
+    return MeasuredStates(second, mean, joined.rule, model.n_ctx or 1)
 
 
 def _with_bias(xp: Any, weight: Any, bias: Any) -> Any:
