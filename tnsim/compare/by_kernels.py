@@ -19,7 +19,7 @@ import numpy as np
 
 from tnsim.compare.estimates import Estimate, check_affordable
 from tnsim.compare.request import CROSS, InnerProducts, Question, Request, is_exact, smaller_share
-from tnsim.compare.resident import content
+from tnsim.compare.resident import content, total_bytes
 from tnsim.compare.sums_of_models import (
     Places,
     SumOfModels,
@@ -328,9 +328,6 @@ def prepared_under(model: Model, metric: Metric, dtype: str) -> PreparedModel:
     def make() -> PreparedModel:
         return under(with_powers(model, MOST_PAIRED), metric, dtype)
 
-    def size(made: PreparedModel) -> int:
-        return sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(made))
-
     device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
     key = prepared_under, content(metric), dtype, device
-    return kept_with(model, key, make, size)
+    return kept_with(model, key, make, lambda made: total_bytes(jax.tree.leaves(made)))

@@ -122,10 +122,8 @@ class Contractions:
     def estimate(self, limit: float = math.inf) -> Estimate:
         """See `routes.Route`."""
         question = self.question
-        a, b, wanted = question.models[0], question.models[-1], question.wanted
-        family = choose(a, b, common_units([a, b], question.metric).metric)
         most = limit * USUAL[ITEM_BYTES[question.dtype]].multiplying * USUAL_CORES
-        plan = plan_for(family, wanted, question.slices, question.dtype, limit=most)
+        plan = plan_for(self._family, question.wanted, question.slices, question.dtype, limit=most)
         return Estimate(
             metric=plan.metric,
             exact=plan.exact,
@@ -142,10 +140,13 @@ class Contractions:
     def check(self, estimate: Estimate, budget: Budget) -> None:
         """See `routes.Route`."""
         question = self.question
-        a, b = question.models[0], question.models[-1]
-        family = choose(a, b, common_units([a, b], question.metric).metric)
         with self._advised():
-            affordable(family, question.wanted, question.slices, question.dtype, budget)
+            affordable(self._family, question.wanted, question.slices, question.dtype, budget)
+
+    @cached_property
+    def _family(self) -> Family:
+        a, b = self.question.models[0], self.question.models[-1]
+        return choose(a, b, common_units([a, b], self.question.metric).metric)
 
     def products(
         self, first: AnyModel, second: AnyModel, request: Request, traced: bool

@@ -102,7 +102,7 @@ def in_units(model: Model, units: Units, slices: bool) -> ScaledModel:
     # Arrays that the scaled model shares with the model count with the model.
     def own_bytes(made: ScaledModel) -> int:
         known = set(map(id, jax.tree.leaves(model)))
-        return _total_bytes(leaf for leaf in jax.tree.leaves(made.value) if id(leaf) not in known)
+        return total_bytes(leaf for leaf in jax.tree.leaves(made.value) if id(leaf) not in known)
 
     if not is_constant(model) or is_traced(units):
         return scaled_under(model, units, slices)
@@ -182,10 +182,10 @@ def placed_weights(
 
     device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
     key = family.layout, dtype, device, tier
-    arrays = kept_with(model, key, placed, lambda made: _total_bytes(made.values()))
+    arrays = kept_with(model, key, placed, lambda made: total_bytes(made.values()))
     return {on_side(name, side): array for name, array in arrays.items()}
 
 
-def _total_bytes(arrays: Any) -> int:
-    """The bytes of some arrays together."""
+def total_bytes(arrays: Any) -> int:
+    """The bytes of some arrays together; leaves that are no arrays have none."""
     return sum(getattr(array, "nbytes", 0) for array in arrays)
