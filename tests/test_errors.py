@@ -105,7 +105,7 @@ def test_models_that_cannot_be_compared(rng):
     with refused(r"memory_bytes of a Budget must be above 0, found -1"):
         tnsim.Budget(-1)
     for metric in (tnsim.Gaussian(), tnsim.Empirical(np.ones((2, 3)))):
-        with refused(r"a budget is tnsim\.Budget.*found 10"):
+        with refused(r"budget of similarity must be a tnsim\.Budget.*found 10"):
             tnsim.similarity(a, a, metric, budget=10)
     with refused("plan the models of a combination pair by pair"):
         tnsim.plan(a, a - a)
@@ -199,9 +199,19 @@ CHOSEN = tnsim.Empirical(np.eye(2), output=1)
         (lambda: tnsim.similarity(HALF, 2 * HALF, CHOSEN), r"^output=1 chooses among"),
         (lambda: tnsim.slices(HALF, HALF, CHOSEN), r"^output=1 chooses among"),
         (lambda: tnsim.pairwise([HALF, HALF], CHOSEN), r"^output=1 chooses among"),
-        (lambda: tnsim.pairwise([HALF], budget=5), r"a budget is tnsim\.Budget\(.*found 5"),
-        (lambda: tnsim.paths(HALF, budget=5), r"a budget is tnsim\.Budget\(.*found 5"),
-        (lambda: tnsim.change(HALF, HALF, budget=5), r"a budget is tnsim\.Budget\(.*found 5"),
+        (
+            lambda: tnsim.pairwise([HALF], budget=5),
+            r"budget of pairwise must be a tnsim\.Budget.*found 5",
+        ),
+        (
+            lambda: tnsim.plan(HALF, HALF, budget=5),
+            r"budget of plan must be a tnsim\.Budget.*found 5",
+        ),
+        (lambda: tnsim.paths(HALF, budget=5), r"budget of paths must be a tnsim\.Budget.*found 5"),
+        (
+            lambda: tnsim.change(HALF, HALF, budget=5),
+            r"budget of change must be a tnsim\.Budget.*found 5",
+        ),
         (lambda: tnsim.paths(HALF, within=[]), "within names components .* found none"),
         (lambda: tnsim.Gaussian(samples=64.5), r"samples of a Gaussian .* found 64\.5"),
         (lambda: tnsim.Product("uniform", samples=2.5), r"whole, at least 2.*2\.5"),

@@ -6,7 +6,7 @@ those of Python. What an annotation cannot say, such as a range, or which names 
 checked where it is known; what an annotation has beside this grammar takes anything.
 
     kind      None, bool, int, float, str, os.PathLike, Mapping[...], Callable[...], A | B,
-              a list, an array, or a class of xarray or quimb
+              a list, an array, a tnsim.Budget, or a class of xarray or quimb
     a list    Sequence[A], Iterable[A], list[A], tuple[A, ...]
     an array  Float[np.ndarray, "rows columns"], with an axis for each name
 """
@@ -135,7 +135,7 @@ def _array_of(names: str) -> Kind:
 
 
 def _instance_of(name: str, words: str) -> Kind:
-    """Objects of a class that need not be installed, by its name."""
+    """Objects of a class that is not imported here, by its name."""
 
     def read(value: Any) -> Any:
         if all(cls.__name__ != name for cls in type(value).__mro__):
@@ -182,6 +182,7 @@ _PLAIN = {
     "DataArray": _instance_of("DataArray", "DataArray of xarray"),
     "Dataset": _instance_of("Dataset", "Dataset of xarray"),
     "TensorNetwork": _instance_of("TensorNetwork", "TensorNetwork of quimb"),
+    "Budget": _instance_of("Budget", "tnsim.Budget(memory_bytes=...)"),
 }
 _LISTS = ("Sequence", "Iterable", "list", "tuple")
 

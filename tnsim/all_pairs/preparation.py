@@ -33,7 +33,7 @@ from tnsim.compare.by_points import Rows, points_of, what_is_read
 from tnsim.compare.estimates import Estimate
 from tnsim.compare.request import check_comparison, estimated
 from tnsim.compare.routes import Ways, from_table, weighed
-from tnsim.engine.budget import Budget, check_budget
+from tnsim.engine.budget import Budget
 from tnsim.engine.precision import Arithmetic
 from tnsim.engine.runtime.devices import device
 from tnsim.errors import DuplicateWarning, ModelError, warn
@@ -186,7 +186,6 @@ def prepared(models: Any, other: Any, names: Any, asked: Asked) -> PairwiseRun:
         ModelError: Models cannot be compared.
         TooLarge: A single inner product is beyond the budget.
     """
-    check_budget(asked.budget)
     known = Known()
     rows = _side("a", models, names, known, asked)
     columns = rows._replace(name="b")

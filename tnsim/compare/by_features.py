@@ -31,6 +31,7 @@ from tnsim.models.model import AnyModel, Model, terms
 from tnsim.problems import features
 from tnsim.problems.features import FeatureSpace
 from tnsim.problems.polynomial_space import polynomials
+from tnsim.problems.receptive_fields import receptive_fields
 from tnsim.problems.tensors.kinds import kinds, nonlinear
 from tnsim.problems.units import common_units
 from tnsim.scaled import ScaledSum, add, share_of_squares, taken, total
@@ -169,8 +170,7 @@ def space_of(question: Question) -> FeatureSpace | None:
     models, metric = question.distinct, question.metric
     several = [kinds(model) for model in models]
     if any(kind.sparse for layers in several for kind in layers):
-        space = features.common_space(models, metric)
-        return space if space is not None and space.is_sparse else None
+        return receptive_fields(several, metric, models[0].n_ctx)
     depth = nonlinear(*several)
     if depth < 2 or not joins_whole_trees(type(metric), depth):
         return None

@@ -19,7 +19,7 @@ import numpy as np
 
 from tnsim.compare.estimates import Estimate, check_affordable
 from tnsim.compare.request import CROSS, InnerProducts, Question, Request, is_exact, smaller_share
-from tnsim.compare.resident import content, is_constant
+from tnsim.compare.resident import content, total_bytes
 from tnsim.compare.sums_of_models import (
     Places,
     SumOfModels,
@@ -39,7 +39,7 @@ from tnsim.long_work import announced
 from tnsim.metrics.input_moments import marginals
 from tnsim.metrics.protocol import Metric
 from tnsim.models.arrays import weights_dtype
-from tnsim.models.model import AnyModel, Model, terms
+from tnsim.models.model import AnyModel, Model, kept_with, terms
 from tnsim.models.powers import with_powers
 from tnsim.problems.hidden_units import MOST_PAIRED, ROADS, hidden_units, small_differences
 from tnsim.problems.kernel_models import (
@@ -57,7 +57,6 @@ from tnsim.problems.kernel_models import (
 from tnsim.problems.kernels import KERNEL_DTYPE, Blocks, blocks_at_numbers, slope_bytes
 from tnsim.problems.tensors.kinds import kinds, nonlinear
 from tnsim.scaled import ScaledSum, scaled_terms
-from tnsim.sessions import session
 
 STARTING, _RATE = 0.06, 1e9
 """Seconds before the first kernel, and multiplications of kernels in a second."""
@@ -325,15 +324,10 @@ def prepared_under(model: Model, metric: Metric, dtype: str) -> PreparedModel:
         metric: A Gaussian metric.
         dtype: Type of the arrays.
     """
-    if not is_constant(model):
-        return under(with_powers(model, MOST_PAIRED), metric, dtype)
 
     def make() -> PreparedModel:
         return under(with_powers(model, MOST_PAIRED), metric, dtype)
 
-    def size(made: PreparedModel) -> int:
-        return sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(made))
-
     device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
     key = prepared_under, content(metric), dtype, device
-    return session().belongings.get(model, key, make, size)
+    return kept_with(model, key, make, lambda made: total_bytes(jax.tree.leaves(made)))

@@ -27,7 +27,7 @@ from tnsim.compare.planned import (
     runs_together,
 )
 from tnsim.compare.request import CROSS, SELF, InnerProducts, Question, Request, smaller_share
-from tnsim.compare.resident import content, in_units, is_constant, placed_weights
+from tnsim.compare.resident import content, in_units, placed_weights
 from tnsim.compare.sums_of_models import (
     Places,
     mean_share,
@@ -50,16 +50,15 @@ from tnsim.metrics.metric import is_expectation, joins_whole_trees
 from tnsim.metrics.orbits import expected_count
 from tnsim.metrics.protocol import Metric
 from tnsim.models.arrays import weights_dtype
-from tnsim.models.model import AnyModel, Model, terms
+from tnsim.models.model import AnyModel, Model, kept_with, terms
 from tnsim.models.offsets import constant
 from tnsim.names import COVARIANCE, SIDES, Pair
 from tnsim.problems import features
-from tnsim.problems.base import Family, model_weights
+from tnsim.problems.base import Family, by_side, model_weights
 from tnsim.problems.diagrams import tree
 from tnsim.problems.families import choose
-from tnsim.problems.leaves import by_side
-from tnsim.problems.polynomial_space import mean_output, need_all_orders
-from tnsim.problems.tensors.kinds import kinds, nonlinear
+from tnsim.problems.polynomial_space import mean_output
+from tnsim.problems.tensors.kinds import kinds, need_constant, nonlinear
 from tnsim.problems.units import common_units
 from tnsim.problems.whole_tree import MAX_LEGS
 from tnsim.scaled import (
@@ -70,7 +69,7 @@ from tnsim.scaled import (
     magnified,
     times,
 )
-from tnsim.sessions import per_object_cache, session
+from tnsim.sessions import per_object_cache
 
 _SPARSE = (
     "; one or two layers of convolutions are compared as they are where pixels are independent, "
@@ -109,7 +108,7 @@ class Contractions:
         if not joins_whole_trees(type(question.metric), nonlinear(*several)):
             return 0.0
         trees = dict(zip(SIDES, map(tree, several), strict=True))
-        lifted = a.n_ctx is not None or need_all_orders(several)
+        lifted = a.n_ctx is not None or need_constant(several)
         seconds = 0.0
         for pair in question.wanted:
             bra, ket = trees[pair.bra], trees[pair.ket]
@@ -123,10 +122,8 @@ class Contractions:
     def estimate(self, limit: float = math.inf) -> Estimate:
         """See `routes.Route`."""
         question = self.question
-        a, b, wanted = question.models[0], question.models[-1], question.wanted
-        family = choose(a, b, common_units([a, b], question.metric).metric)
         most = limit * USUAL[ITEM_BYTES[question.dtype]].multiplying * USUAL_CORES
-        plan = plan_for(family, wanted, question.slices, question.dtype, limit=most)
+        plan = plan_for(self._family, question.wanted, question.slices, question.dtype, limit=most)
         return Estimate(
             metric=plan.metric,
             exact=plan.exact,
@@ -143,10 +140,13 @@ class Contractions:
     def check(self, estimate: Estimate, budget: Budget) -> None:
         """See `routes.Route`."""
         question = self.question
-        a, b = question.models[0], question.models[-1]
-        family = choose(a, b, common_units([a, b], question.metric).metric)
         with self._advised():
-            affordable(family, question.wanted, question.slices, question.dtype, budget)
+            affordable(self._family, question.wanted, question.slices, question.dtype, budget)
+
+    @cached_property
+    def _family(self) -> Family:
+        a, b = self.question.models[0], self.question.models[-1]
+        return choose(a, b, common_units([a, b], self.question.metric).metric)
 
     def products(
         self, first: AnyModel, second: AnyModel, request: Request, traced: bool
@@ -284,9 +284,7 @@ def mean_in_units(model: Model, metric: Metric, budget: Budget) -> ScaledSum | N
             return _planned_mean(model, metric, budget)
         return contribution(mean, np.float64(0.0))
 
-    if not is_constant(model):
-        return found()
-    return session().belongings.get(model, (mean_in_units, content(metric), budget), found)
+    return kept_with(model, (mean_in_units, content(metric), budget), found)
 
 
 def _planned_mean(model: Model, metric: Metric, budget: Budget) -> ScaledSum | None:

@@ -28,7 +28,7 @@ from tnsim.compare.request import (
     parts,
     smaller_share,
 )
-from tnsim.engine.budget import Budget, check_budget
+from tnsim.engine.budget import Budget
 from tnsim.errors import ModelError, TooLarge
 from tnsim.metrics.categorical import Categorical
 from tnsim.metrics.metric import Gaussian, joins_whole_trees
@@ -93,7 +93,6 @@ class AtPoints:
 
     def check(self, estimate: Estimate, budget: Budget) -> None:
         """See `routes.Route`. A batch of a single point is to fit the memory."""
-        check_budget(budget)
         question, points = self.question, self.points
         if estimate.multiplications <= budget.multiplications:
             least = math.ceil(batches.needs(question.models, points, question.dtype).least)

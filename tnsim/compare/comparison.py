@@ -17,12 +17,11 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.compare.request import Answer, Request
-from tnsim.compare.resident import is_constant
 from tnsim.compare.sums_of_models import Places, by_number, numbered_models
 from tnsim.engine.budget import Budget
 from tnsim.metrics.points import WeightedPoints
 from tnsim.metrics.protocol import Metric
-from tnsim.models.model import AnyModel, Model
+from tnsim.models.model import AnyModel, Model, is_constant
 
 Weights = dict[int, Float[jax.Array, "..."]]
 """Arrays by their number among the leaves of (a, b, metric)."""

@@ -7,7 +7,7 @@ import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from tnsim.engine.budget import Budget, check_budget
+from tnsim.engine.budget import Budget
 from tnsim.engine.plan import Plan
 from tnsim.engine.runtime.execution import Tier
 from tnsim.errors import TooLarge
@@ -221,7 +221,6 @@ def check_affordable(
         less_memory: Advice where the arrays are too large.
         program_bytes: Bytes that compiling takes.
     """
-    check_budget(budget)
     if estimate.multiplications > budget.multiplications:
         raise TooLarge(
             f"{what} takes {work_text(estimate.multiplications)} multiplications, more than the "

@@ -54,8 +54,7 @@ from tnsim.models.arrays import weights_dtype
 from tnsim.models.differences import by_differences
 from tnsim.models.model import Model, terms
 from tnsim.names import on_side
-from tnsim.problems.base import Family
-from tnsim.problems.leaves import by_side
+from tnsim.problems.base import Family, by_side
 from tnsim.problems.units import Gauge, in_gauge, in_units_of_inputs, units_of_inputs
 
 _Key: TypeAlias = tuple[int, str]

@@ -260,12 +260,8 @@ def _input_shape(
     if read:
         one = read[0]
         return (one.d_in,) if one.n_ctx is None else (one.n_ctx, one.d_in)
-    known = metric.cov if metric.mean is None else metric.mean
-    if known is not None:
-        if np.ndim(known) == 2 and metric.mean is not None:
-            return tuple(np.shape(known))
-        width = np.shape(known)[-1]
-        return (width,) if n_ctx is None else (n_ctx, width)
+    if known := shape_of(metric):
+        return known if n_ctx is None or len(known) == 2 else (n_ctx, *known)
     for model in map(loaded, models):
         if is_module(model):
             from tnsim.checkpoints.module_examples import shape_of_inputs  # imports PyTorch

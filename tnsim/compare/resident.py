@@ -18,8 +18,8 @@ import numpy as np
 from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.execution import Tier
 from tnsim.metrics.protocol import Metric
-from tnsim.models.arrays import digest_of, is_fixed, is_traced
-from tnsim.models.model import Model
+from tnsim.models.arrays import digest_of, is_traced
+from tnsim.models.model import Model, is_constant, kept_with
 from tnsim.names import Side, on_side
 from tnsim.problems.base import Family
 from tnsim.problems.units import Gauge, ScaledModel, Units, scaled_under, with_gauge
@@ -29,19 +29,6 @@ V = TypeVar("V")
 
 _FAR = 2**14
 """An exponent of two beyond all floats."""
-
-
-@per_object_cache
-def is_constant(model: Model) -> bool:
-    """Whether no weight of a model is traced or may be written to.
-
-    Example:
-        >>> import numpy as np, tnsim
-        >>> model = tnsim.Model([tnsim.Linear(np.eye(2))])
-        >>> is_constant(model), is_constant(jax.tree.map(np.copy, model))
-        (True, False)
-    """
-    return all(is_fixed(leaf) for leaf in jax.tree.leaves(model))
 
 
 def is_known_constant(value: Any) -> bool:
@@ -115,7 +102,7 @@ def in_units(model: Model, units: Units, slices: bool) -> ScaledModel:
     # Arrays that the scaled model shares with the model count with the model.
     def own_bytes(made: ScaledModel) -> int:
         known = set(map(id, jax.tree.leaves(model)))
-        return _total_bytes(leaf for leaf in jax.tree.leaves(made.value) if id(leaf) not in known)
+        return total_bytes(leaf for leaf in jax.tree.leaves(made.value) if id(leaf) not in known)
 
     if not is_constant(model) or is_traced(units):
         return scaled_under(model, units, slices)
@@ -193,17 +180,12 @@ def placed_weights(
         arrays = execution.placed(arrays, dtype, tier)
         return jax.device_put(arrays) if tier == "compile" else arrays
 
-    if is_constant(model):
-        device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
-        key = (family.layout, dtype, device, tier)
-        arrays = session().belongings.get(
-            model, key, placed, lambda made: _total_bytes(made.values())
-        )
-    else:
-        arrays = placed()
+    device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
+    key = family.layout, dtype, device, tier
+    arrays = kept_with(model, key, placed, lambda made: total_bytes(made.values()))
     return {on_side(name, side): array for name, array in arrays.items()}
 
 
-def _total_bytes(arrays: Any) -> int:
-    """The bytes of some arrays together."""
+def total_bytes(arrays: Any) -> int:
+    """The bytes of some arrays together; leaves that are no arrays have none."""
     return sum(getattr(array, "nbytes", 0) for array in arrays)

@@ -122,7 +122,7 @@ def polynomial(
             "make a surrogate of each model of a sum; a function without layers is compared by "
             "Empirical(inputs)"
         )
-    if isinstance(degree, bool) or not isinstance(degree, int) or degree < 1:
+    if degree < 1:
         raise ModelError(f"the degree of a polynomial is a whole number from 1 on, found {degree}")
     if model.is_polynomial:
         return model

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from tnsim.engine.plan import Plan
 from tnsim.engine.planner import LARGE
@@ -71,21 +71,6 @@ class Budget:
             return math.inf
         free = devices.available_bytes(compiles=program_bytes > 0)
         return math.inf if free is None else max(0.0, FREE_SHARE * free - program_bytes)
-
-
-def check_budget(budget: Any) -> None:
-    """Refuse a value that is not a `Budget`.
-
-    Raises:
-        ModelError: The value is something else, such as a number of bytes.
-
-    Example:
-        >>> check_budget(2**30)
-        Traceback (most recent call last):
-        tnsim.errors.ModelError: a budget is tnsim.Budget(memory_bytes=...), found 1073741824
-    """
-    if not isinstance(budget, Budget):
-        raise ModelError(f"a budget is tnsim.Budget(memory_bytes=...), found {budget!r}")
 
 
 class _Needed(NamedTuple):
@@ -164,7 +149,6 @@ def within(budget: Budget, name: str, plan_at: PlanAt, advice: str) -> Plan:
     Raises:
         TooLarge: No plan fits, or the process has too little address space to compile a plan.
     """
-    check_budget(budget)
     limit = budget.multiplications
 
     def planned(large: int) -> Plan:

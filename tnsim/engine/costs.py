@@ -250,8 +250,6 @@ def _memory(program: Program) -> list[Memory]:
             is_gone = written_over is not None and op.args[written_over] == a
             if program.readers[a][-1] == n and a >= first and a not in kept and not is_gone:
                 alive -= math.prod(shapes[a])
-        if number not in program.readers and number not in kept:
-            alive -= size
     return rows
 
 

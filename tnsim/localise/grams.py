@@ -23,7 +23,7 @@ from tnsim.compare.numbers import without_each
 from tnsim.compare.request import CROSS, Question, Request, check_comparison
 from tnsim.compare.routes import cheapest
 from tnsim.compare.similarity import inner, similarity
-from tnsim.engine.budget import Budget, check_budget
+from tnsim.engine.budget import Budget
 from tnsim.engine.precision import VISIBLE
 from tnsim.errors import CaveatWarning, DuplicateWarning, ModelError, TooLarge
 from tnsim.metrics.metric import GaussianClosure
@@ -53,9 +53,6 @@ class Setting:
     metric: Metric
     dtype: str
     budget: Budget
-
-    def __post_init__(self) -> None:
-        check_budget(self.budget)
 
     def inner(self, a: AnyModel, b: AnyModel) -> Any:
         """The inner product of two models."""

@@ -264,15 +264,12 @@ def input_moments(metric: Metric, d: int, lifted: bool) -> dict[str, Any]:
     return moments
 
 
-_WIDE = 2**12
-"""Coordinates from which the second moment of independent ones with means stays in two vectors: a
-matrix of so many has 128 MiB, and one of GPT-2's tokens 20 GiB."""
-
-
 @pytree
 @dataclass(frozen=True, eq=False)
 class MomentInParts:
     """A second moment `diag(spread) + mean mean^T` that is not written out.
+
+    That of GPT-2's tokens, as a matrix, would have 20 GiB.
 
     Args:
         spread: Variances, (D,).
@@ -313,43 +310,33 @@ def moments_at_a_position(metric: Metric, d: int, n_ctx: int | None) -> tuple[An
         n_ctx: Number of positions, None for vectors.
 
     Returns:
-        E[x~], (1 + d,), and E[x~ x~^T], (1 + d, 1 + d), or (1 + d,) for a diagonal; of many
-        independent coordinates with means in parts.
+        E[x~], (1 + d,), and E[x~ x~^T], (1 + d, 1 + d); of independent coordinates in parts.
 
     Example:
         >>> import tnsim
-        >>> moments_at_a_position(tnsim.GaussianClosure(mean=[2.0]), 1, n_ctx=3)[1].tolist()
+        >>> _, second = moments_at_a_position(tnsim.GaussianClosure(mean=[2.0]), 1, n_ctx=3)
+        >>> second.matrix().tolist()
         [[1.0, 2.0], [2.0, 5.0]]
     """
+    mean, cov = _mean_and_covariance(metric)
     if n_ctx is None:
-        mean, cov = _mean_and_covariance(metric)
-        if d >= _WIDE and mean is not None and (cov is None or cov.ndim == 1):
-            check_coordinates(metric, d)
-            xp = library(mean, cov)
-            spread = xp.ones(d) if cov is None else cov  # the constant does not vary
-            moment = MomentInParts(
-                xp.concatenate([xp.zeros(1), spread]), xp.concatenate([xp.ones(1), mean])
-            )
-            return moment.mean, moment
-        moments = input_moments(metric, d, lifted=True)
-        return moments[MEAN], moments.get(COVARIANCE, np.ones(1 + d))
-    form = sequence_inputs(metric, d, n_ctx)
-    moments = sequence_moments(metric, d, n_ctx)
-    mean, cov = moments.get(MEAN), moments.get(COVARIANCE)
+        check_coordinates(metric, d)
+    else:
+        form = sequence_inputs(metric, d, n_ctx)
+        moments = sequence_moments(metric, d, n_ctx)
+        mean, cov = moments.get(MEAN), moments.get(COVARIANCE)
+        if cov is not None and form.covariance == "each diagonal":
+            cov = cov.mean(axis=0)
+        elif cov is not None and form.covariance == "full":
+            # The mean over positions of the diagonal blocks; blocks between positions are no
+            # moments of a single position.
+            cov = library(cov).einsum("skSl,sS->kl", cov, np.eye(n_ctx) / n_ctx)
     xp = library(mean, cov)
-    if cov is not None and form.covariance == "each diagonal":
-        cov = cov.mean(axis=0)
-    elif cov is not None and form.covariance == "full":
-        # The mean over positions of the diagonal blocks; blocks between positions are no moments of
-        # a single position.
-        cov = xp.einsum("skSl,sS->kl", cov, np.eye(n_ctx) / n_ctx)
-    if mean is None:
-        cov = xp.ones(d) if cov is None else cov
-        first = xp.eye(1, 1 + d)[0]
-        if cov.ndim == 1:
-            return first, xp.concatenate([xp.ones(1), cov])
-        return first, xp.pad(cov, ((1, 0), (1, 0))) + first[:, None] * first[None, :]
-    means = xp.concatenate([xp.ones((mean.size // d, 1)), mean.reshape(-1, d)], axis=1)
+    rows = xp.zeros((1, d)) if mean is None else mean.reshape(-1, d)
+    means = xp.concatenate([xp.ones((len(rows), 1)), rows], axis=1)
+    if len(means) == 1 and (cov is None or cov.ndim == 1):
+        spread = xp.concatenate([xp.zeros(1), xp.ones(d) if cov is None else cov])
+        return means[0], MomentInParts(spread, means[0])
     second = xp.pad(_as_matrix(xp, cov, d), ((1, 0), (1, 0)))
     # E[x~ x~^T] = C + M M^T with M = (1, m_s), averaged over positions s.
     return means.mean(axis=0), second + means.T @ means / len(means)

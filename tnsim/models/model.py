@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import numpy as np
@@ -34,8 +34,10 @@ from tnsim.models.matrices import is_sparse, written_out
 from tnsim.models.origin import Origin
 from tnsim.models.protocol import Layer, OwnLayer
 from tnsim.options import checked, shown
-from tnsim.sessions import per_object_cache
+from tnsim.sessions import per_object_cache, session
 from tnsim.tables import html_table
+
+V = TypeVar("V")
 
 
 def describe(layer: Layer) -> str:
@@ -410,6 +412,36 @@ def _in_numpy(model: Model) -> Model | None:
 
 
 _kept = per_object_cache(_in_numpy)
+
+
+@per_object_cache
+def is_constant(model: Model) -> bool:
+    """Whether no weight of a model is traced or may be written to.
+
+    Example:
+        >>> import tnsim
+        >>> model = Model([tnsim.Linear(np.eye(2))])
+        >>> is_constant(model), is_constant(jax.tree.map(np.copy, model))
+        (True, False)
+    """
+    return all(map(is_fixed, jax.tree.leaves(model)))
+
+
+def kept_with(
+    model: Model,
+    key: Hashable,
+    make: Callable[[], V],
+    size: Callable[[V], float] = lambda made: 0.0,
+) -> V:
+    """What is made of a model: once while the model lives, at every call where weights may change.
+
+    Args:
+        model: Model of which it is made.
+        key: Everything besides the model that it depends on.
+        make: Function that makes it.
+        size: Bytes that it takes beyond the arrays of the model.
+    """
+    return session().belongings.get(model, key, make, size) if is_constant(model) else make()
 
 
 def caveats(*models: Any) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 The modules in their reading order:
 
     base, families             what a family answers, and which family answers a comparison
-    tensors, leaves            layers as named arrays, and the arrays that problems read
+    tensors                    layers as named arrays
     sequences, alignment       layer over layer, the layers of two models matched
     diagrams, whole_tree       sums over diagrams of whole trees
     tokens                     models over one-hot tokens as tables

@@ -5,11 +5,11 @@ Where a model has a linear layer more, the other waits: an identity stands in fo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from tnsim.errors import ModelError
 from tnsim.metrics.protocol import Metric
+from tnsim.problems.tensors.kinds import Kinds
 
 
 class Step(NamedTuple):
@@ -24,29 +24,22 @@ class Step(NamedTuple):
     ket: int | None
 
 
-class Ordered(Protocol):
-    """A layer or the kind of a layer, with an order in its input."""
-
-    @property
-    def order(self) -> int:
-        """Degree of the output in the input."""
-        ...
-
-
-def align(bra: Sequence[Ordered], ket: Sequence[Ordered]) -> tuple[Step, ...]:
+def align(bra: Kinds, ket: Kinds) -> tuple[Step, ...]:
     """Match layers from the input up: linear with linear, nonlinear with nonlinear.
 
     Args:
-        bra: Layers of a single model.
-        ket: Layers of the other.
+        bra: Kinds of the layers of a single model.
+        ket: Kinds of the layers of the other.
 
     Returns:
         Steps in order; every layer is in a single step.
 
     Example:
-        >>> import numpy as np, tnsim
+        >>> import tnsim
+        >>> from tnsim.problems.tensors.kinds import kinds
         >>> linear, square = tnsim.Linear([[1.0]]), tnsim.Bilinear([[1.0]], [[1.0]], [[1.0]])
-        >>> [tuple(step) for step in align([linear, square], [square])]
+        >>> bra, ket = (kinds(tnsim.Model(layers)) for layers in ([linear, square], [square]))
+        >>> [tuple(step) for step in align(bra, ket)]
         [(0, None), (1, 0)]
     """
     steps: list[Step] = []
@@ -69,12 +62,12 @@ def align(bra: Sequence[Ordered], ket: Sequence[Ordered]) -> tuple[Step, ...]:
     return tuple(steps)
 
 
-def check_shapes(bra: Sequence[Ordered], ket: Sequence[Ordered], metric: Metric) -> None:
+def check_shapes(bra: Kinds, ket: Kinds, metric: Metric) -> None:
     """Refuse trees of different shapes under a metric that joins no legs within a model.
 
     Args:
-        bra: Layers of a single model.
-        ket: Layers of the other.
+        bra: Kinds of the layers of a single model.
+        ket: Kinds of the layers of the other.
         metric: Metric that joins the legs of both.
 
     Raises:
@@ -82,8 +75,10 @@ def check_shapes(bra: Sequence[Ordered], ket: Sequence[Ordered], metric: Metric)
 
     Example:
         >>> import tnsim
+        >>> from tnsim.problems.tensors.kinds import kinds
         >>> square = tnsim.Bilinear([[1.0]], [[1.0]], [[1.0]])
-        >>> check_shapes([square], [tnsim.Linear([[1.0]]), square], tnsim.TreeSymmetric())
+        >>> layers = [square], [tnsim.Linear([[1.0]]), square]
+        >>> check_shapes(*(kinds(tnsim.Model(x)) for x in layers), tnsim.TreeSymmetric())
     """
     # Orders of the nonlinear layers, from the input up.
     orders = [[layer.order for layer in layers if layer.order > 1] for layers in (bra, ket)]

@@ -1,4 +1,4 @@
-"""The protocol of a family of problems, and the treatment of constants in sums over pairings.
+"""The protocol of a family of problems, its leaves, and constants in sums over pairings.
 
 A *family* is a way to write the inner products of two models as contractions: layer over layer,
 diagrams over whole trees, sequences, tokens. Each is a small frozen object, made from the models'
@@ -33,16 +33,18 @@ a single run on stacks of moments where that is quicker (see `compare.planned.ru
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping
-from typing import Any, NamedTuple, Protocol, Self
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 
 from tnsim.engine.ir.problem import Problem
 from tnsim.metrics.protocol import Metric
 from tnsim.models.model import Model
-from tnsim.names import Pair, Side
+from tnsim.names import Leaf, Pair, Side
 from tnsim.sessions import session_cache
+
+T = TypeVar("T")
 
 
 class MomentNodes(NamedTuple):
@@ -214,3 +216,49 @@ def model_weights(family: Family, models: Mapping[Side, Model]) -> dict[str, Any
     for side, model in models.items():
         arrays |= family.weights(side, model)
     return arrays
+
+
+def by_side(bra: T, ket: T | None) -> dict[Side, T]:
+    """The given objects of the two models by side, without a missing second model.
+
+    Example:
+        >>> by_side(1, 2), by_side(1, None)
+        ({'A': 1, 'B': 2}, {'A': 1})
+    """
+    if ket is None:
+        return {"A": bra}
+    return {"A": bra, "B": ket}
+
+
+def named(side: Side, layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The arrays of a model's layers, by leaf name.
+
+    Example:
+        >>> named("A", [{"WEIGHT": 1.0}])
+        {'A.LAYER0.WEIGHT': 1.0}
+    """
+    leaves: dict[str, Any] = {}
+    for number, roles in enumerate(layers):
+        for role, array in roles.items():
+            leaves[str(Leaf(side, number, role))] = array
+    return leaves
+
+
+def identities(names: Collection[str], sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
+    """The identity matrices among the names that are read; the others may be large.
+
+    Example:
+        >>> list(identities(["IDENTITY"], {"IDENTITY": 2, "SAME_POSITION": 1000}))
+        ['IDENTITY']
+    """
+    return {name: np.eye(size) for name, size in sizes.items() if name in names}
+
+
+def only(names: Collection[str], leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """The leaves that a plan reads.
+
+    Example:
+        >>> only(["MEAN"], {"MEAN": 1.0, "TRACE": 2.0})
+        {'MEAN': 1.0}
+    """
+    return {name: array for name, array in leaves.items() if name in names}

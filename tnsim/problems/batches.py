@@ -80,7 +80,7 @@ def multiplications(layers: Kinds, positions: int, points: Points) -> int:
         layers = layers[1:]  # an embedding of tokens looks up rows and multiplies nothing
     work = 0
     for states, seen in points.states(positions):
-        work += states * sum(layer.multiplications_at_position(seen) for layer in layers)
+        work += states * sum(layer.multiplications(seen) for layer in layers)
     return work
 
 

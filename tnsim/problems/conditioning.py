@@ -50,7 +50,7 @@ from tnsim.metrics.categorical import Categorical, token_probabilities
 from tnsim.metrics.input_moments import marginals
 from tnsim.metrics.points import Points
 from tnsim.metrics.protocol import Metric
-from tnsim.models.arrays import in_float64, is_fixed, is_traced, not_differentiated
+from tnsim.models.arrays import in_float64, is_traced, not_differentiated
 from tnsim.models.forward import (
     ScaledLayers,
     State,
@@ -61,12 +61,11 @@ from tnsim.models.forward import (
     states,
 )
 from tnsim.models.layers import Residual, affine_maps, bias_name, innermost
-from tnsim.models.model import Model
+from tnsim.models.model import Model, kept_with
 from tnsim.models.protocol import Layer
 from tnsim.models.scaling import replaced
 from tnsim.problems.exact_products import exact_product
 from tnsim.scaled import Scaled, library
-from tnsim.sessions import session
 
 SKEWED = 1.0
 """Least amplification for which a model gets another gauge."""
@@ -150,10 +149,7 @@ def cancellation_at(model: Model, points: Points) -> float:
     def measured() -> float:
         return max(1.0, math.sqrt(float(_amplified(_widest(model), inputs))))
 
-    if not all(map(is_fixed, jax.tree.leaves(model))):
-        return measured()
-    key = cancellation_at, inputs.shape, inputs.tobytes()
-    return session().belongings.get(model, key, measured)
+    return kept_with(model, (cancellation_at, inputs.shape, inputs.tobytes()), measured)
 
 
 def _few_of(model: Model, points: Points) -> Any:

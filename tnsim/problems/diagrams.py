@@ -223,10 +223,13 @@ class TreeOperands:
         return any(self.groups[side].leading for side in pair)
 
     @property
-    def trace(self) -> Operand:
-        """The array that leaves out the constant row and, for sequences, adds up positions."""
+    def trace(self) -> tuple[Operand, ...]:
+        """The array that leaves out the constant row and, for sequences, adds up positions.
+
+        Nothing where there is no constant.
+        """
         indices = (OUTPUT,) if self.n_ctx == 1 else (OUTPUT, COORDINATE)
-        return Operand(TRACE, indices)
+        return (Operand(TRACE, indices),) if self.lifted else ()
 
     def node(
         self, side: Side, level: int, bond: str, legs: Sequence[str], dense: bool
@@ -254,17 +257,19 @@ class TreeOperands:
         """The second moment between two legs, which become a single index where it is no array.
 
         Args:
-            pair: Models of the two legs.
+            pair: Models of the two legs; never B and A, as edges lead from the bra to the ket.
             ends: Indices of the legs.
             merged: Record of the indices that have been joined.
 
         Returns:
             S[ends] or C[ends], the diagonal C[end], or nothing for the identity.
         """
-        if pair == Pair("B", "A"):  # only S.AB is defined, and S.BA is its transpose
-            pair, ends = Pair("A", "B"), (ends[1], ends[0])
         if self.has_leading(pair):
             return (Operand(second_moment(pair), ends),)
+        return self.input_moment(ends, merged)
+
+    def input_moment(self, ends: tuple[str, str], merged: Merge) -> tuple[Operand, ...]:
+        """The same between two legs that read the input itself: C[ends], C[end], or nothing."""
         if self.inputs.moment == "full":
             return (Operand(COVARIANCE, ends),)
         merged.unite(*ends)
@@ -403,9 +408,7 @@ def _over_layers(
         merged.unite(root_index(slot, tree), OUTPUT)
 
     operands += first_layer(parts, _bottom_nodes(parts, pair), diagram.edges, dense, merged)
-    if parts.lifted:
-        operands.append(parts.trace)
-    return merged.renamed(operands)
+    return merged.renamed((*operands, *parts.trace))
 
 
 def write_over_upper(
@@ -428,9 +431,7 @@ def write_over_upper(
         operands.append(Operand(upper_tensor(side, count), (OUTPUT, *bonds)))
         nodes += own
     operands += first_layer(parts, nodes, edges, True, merged)
-    if parts.lifted:
-        operands.append(parts.trace)
-    return merged.renamed(operands)
+    return merged.renamed((*operands, *parts.trace))
 
 
 def first_layer(
@@ -490,7 +491,8 @@ def _over_units(
             if parts.depth(one.side) == 1:  # the node is the whole model, and its mean the model's
                 operands.append(Operand(node_mean(one.side), (OUTPUT,)))
         elif form == "units":
-            operands.append(_along_edge(one, two))
+            name = units_along_edge(Pair(one.side, two.side))
+            operands.append(Operand(name, (one.bond, two.bond)))
         else:
             ends = free_legs[one.bond].pop(), free_legs[two.bond].pop()
             operands += parts.edge(Pair(one.side, two.side), ends, merged)
@@ -544,16 +546,7 @@ def _top_layers(parts: TreeOperands, pair: Pair) -> list[Operand]:
         nodes = upper_nodes(slot, parts.trees[side])
         units = [node.bond for node in nodes if node.level == 1]
         operands.append(Operand(units_to_outputs(side), (OUTPUT, *units)))
-    if parts.lifted:
-        operands.append(parts.trace)
-    return operands
-
-
-def _along_edge(one: Bottom, two: Bottom) -> Operand:
-    """G between the units of two nodes; G.AB is defined, and G.BA is its transpose."""
-    if one.side > two.side:
-        one, two = two, one
-    return Operand(units_along_edge(Pair(one.side, two.side)), (one.bond, two.bond))
+    return [*operands, *parts.trace]
 
 
 def _at_outputs(parts: TreeOperands, pair: Pair, looped: set[str], slices: bool) -> list[Operand]:
@@ -570,6 +563,4 @@ def _at_outputs(parts: TreeOperands, pair: Pair, looped: set[str], slices: bool)
     for side, root in zip(pair, roots, strict=True):
         if root not in looped:
             operands.append(Operand(output_factor(side, parts.depth(side) - 1), (OUTPUT, root)))
-    if parts.lifted:
-        operands.append(parts.trace)
-    return operands
+    return [*operands, *parts.trace]

@@ -45,19 +45,20 @@ from tnsim.metrics.protocol import Metric, joins_layers
 from tnsim.models.model import Model
 from tnsim.names import COVARIANCE, IDENTITY, ONE, ONES, SAME_POSITION, TRACE, Pair, Side
 from tnsim.problems.alignment import check_shapes
-from tnsim.problems.base import Family, MomentNodes, moment_nodes
-from tnsim.problems.diagrams import tree
-from tnsim.problems.hidden_units import MOST_PAIRED
-from tnsim.problems.leaves import (
+from tnsim.problems.base import (
+    Family,
+    MomentNodes,
     by_side,
     identities,
-    must_lift,
+    moment_nodes,
     named,
     only,
 )
-from tnsim.problems.sequences.coincidences import position_array
+from tnsim.problems.diagrams import tree
+from tnsim.problems.hidden_units import MOST_PAIRED
+from tnsim.problems.sequences.coincidences import position_array, position_shape
 from tnsim.problems.sequences.fold import fold_sequences
-from tnsim.problems.tensors.kinds import Kinds, kinds, nonlinear
+from tnsim.problems.tensors.kinds import Kinds, kinds, need_constant, nonlinear
 from tnsim.problems.tensors.layer_networks import flat_arrays, flat_kind
 from tnsim.problems.tensors.lifted import raised, symmetric_arrays
 from tnsim.problems.tensors.positional import sequence_arrays
@@ -66,11 +67,13 @@ from tnsim.problems.whole_tree import MAX_LEGS, check_size, fold_trees
 
 
 class _RunOnce:
-    """A family that reads models as they are, and a single run of a plan for the inner product."""
+    """A family that reads models as they are, and a single run of a plan for the inner product.
 
-    @property
-    def nodes(self) -> MomentNodes | None:
-        return None
+    The constant is no coordinate of its outputs.
+    """
+
+    nodes = None
+    lifted = False
 
     def prepare(self, model: Model) -> Model:
         return model
@@ -118,10 +121,6 @@ class Sequences(_RunOnce):
         return cls(metric.name, joined.rule, exact, bra, ket, inputs, positions)
 
     @property
-    def lifted(self) -> bool:
-        return False  # the constant is no coordinate
-
-    @property
     def layout(self) -> Hashable:
         return type(self), self.n_ctx
 
@@ -139,10 +138,7 @@ class Sequences(_RunOnce):
         leaves = sequence_moments(metric, d_in, n)
         leaves |= {ONE: np.ones(()), ONES: np.ones(n)}
         leaves |= identities(names, {SAME_POSITION: n, IDENTITY: d_in})
-        for name in names:
-            array = position_array(name, n)
-            if array is not None:
-                leaves[name] = array
+        leaves |= {name: position_array(name, n) for name in names if position_shape(name, n)}
         return only(names, leaves)
 
 
@@ -184,6 +180,8 @@ class WholeTree:
     raises_linear: bool
     n_ctx: int | None
 
+    exact = True
+
     @classmethod
     def of(cls, a: Model, b: Model | None, metric: Metric) -> Self:
         # Diagrams pair all legs, so both models together need an even number of them: a linear
@@ -191,7 +189,7 @@ class WholeTree:
         raises = metric.pairs_within_model
         bra = _flat_kinds(a, raises)
         ket = None if b is None else _flat_kinds(b, raises)
-        lifted = a.n_ctx is not None or must_lift(bra, ket or bra)
+        lifted = a.n_ctx is not None or need_constant([bra, ket or bra])
         inputs = whole_tree_kind(metric, lifted)
         return cls(metric.name, type(metric), bra, ket, inputs, lifted, raises, a.n_ctx)
 
@@ -206,10 +204,6 @@ class WholeTree:
             for kind in layers:
                 largest = max(largest, kind.dense_size)
         return legs <= MAX_LEGS and legs % 2 == 0 and largest <= _LARGEST_DENSE
-
-    @property
-    def exact(self) -> bool:
-        return True
 
     @property
     def nodes(self) -> MomentNodes | None:
@@ -291,6 +285,8 @@ class Tokens(_RunOnce):
     n_ctx: int
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
 
+    exact = True
+
     @classmethod
     def of(cls, a: Model, b: Model | None, metric: Metric) -> Self:
         if a.n_ctx is None:
@@ -320,14 +316,6 @@ class Tokens(_RunOnce):
 
     def _constants_of(self, metric: Metric, d_in: int) -> dict[str, Any]:
         return token_inputs(token_probabilities(metric, d_in), self._kinds_of, self.n_ctx)
-
-    @property
-    def exact(self) -> bool:
-        return True
-
-    @property
-    def lifted(self) -> bool:
-        return False  # the constant is no coordinate
 
     @property
     def layout(self) -> Hashable:

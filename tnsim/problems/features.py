@@ -31,8 +31,8 @@ from tnsim.engine.runtime.devices import processors, replicated, spread
 from tnsim.engine.runtime.threads import one_blas_thread, shared
 from tnsim.metrics.pairings import PairingRule
 from tnsim.metrics.protocol import Metric
-from tnsim.models.arrays import digest_of, in_float64, is_fixed
-from tnsim.models.model import Model
+from tnsim.models.arrays import digest_of, in_float64
+from tnsim.models.model import Model, kept_with
 from tnsim.problems.polynomial_space import merged_layers, polynomials, rule_of_one_layer
 from tnsim.problems.receptive_fields import receptive_fields
 from tnsim.problems.tensors.kinds import Kinds, kinds
@@ -49,7 +49,6 @@ from tnsim.scaled import (
     split,
     total,
 )
-from tnsim.sessions import session
 
 KEPT = 2**20  # most numbers of a vector that is kept with its model, 8 MiB
 _TOGETHER = 4  # models that are made together
@@ -389,9 +388,7 @@ def _of_models(
 
         # Small vectors of models that nobody can write to are kept as long as these live.
         is_small = keep and space.length * space.d_out <= KEPT
-        if not (is_small and all(map(is_fixed, jax.tree.leaves(model)))):
-            return make()
-        return session().belongings.get(model, key, make, lambda made: made.nbytes)
+        return kept_with(model, key, make, lambda made: made.nbytes) if is_small else make()
 
     tasks = [partial(vector, model) for model in models]
     threads = min(space.at_once, processors(), len(tasks))

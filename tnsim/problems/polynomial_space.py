@@ -50,7 +50,7 @@ from tnsim.metrics.protocol import Metric
 from tnsim.models.model import Model
 from tnsim.names import DOWN, SKIP, UNIT, WEIGHT
 from tnsim.problems.tensors import packed
-from tnsim.problems.tensors.kinds import Kinds, kinds, nonlinear
+from tnsim.problems.tensors.kinds import Kinds, kinds, need_constant, nonlinear
 from tnsim.problems.tensors.lifted import arrays
 from tnsim.scaled import library
 from tnsim.sessions import session_cache
@@ -501,7 +501,7 @@ def polynomials(
         return None  # the first test spares large binomials
     d_in, d_out = models[0][0].d_in, models[0][-1].d_out
     gaussian = rule is PairingRule.ISSERLIS
-    lifted = need_all_orders(models)
+    lifted = need_constant(models)
     width = d_in
     if gaussian:
         lifted = lifted or bool(mean_of(metric, d_in).any())  # a mean is a constant too
@@ -517,12 +517,6 @@ def polynomials(
 def degrees_of(models: Sequence[Kinds]) -> set[int]:
     """The degrees of some polynomials, given by the kinds of their layers."""
     return {math.prod(kind.order for kind in layers) for layers in models}
-
-
-def need_all_orders(models: Sequence[Kinds]) -> bool:
-    """Whether coefficients of all orders may occur: beside a constant, or odd and even degrees."""
-    constants = any(kind.constant for layers in models for kind in layers)
-    return constants or len({degree % 2 for degree in degrees_of(models)}) > 1
 
 
 def rule_of_one_layer(metric: Metric) -> PairingRule | None:
@@ -588,16 +582,13 @@ def _block_coefficients(
 
 def _applied_layer(layer: MergedLayer, state: Series, block: IndexBlock, pairs: bool) -> Series:
     """The polynomials above a layer, from the polynomials below it."""
-    factors = [mapped(leg, state) for leg in layer.legs]
-    if len(factors) == 1:
-        result = within(mapped(layer.down, factors[0]), block)
-    else:
-        # Products from left to right; the output matrix comes with the last product.
-        first, *between, last = factors
-        everything = whole(block.width)
-        for factor in between:
-            first = product(first, factor, None, everything, pairs)
-        result = product(first, last, layer.down, block, pairs)
+    # Products from left to right; the output matrix comes with the last product. A product of a
+    # single leg is a linear layer, see `kinds.core_of`.
+    first, *between, last = (mapped(leg, state) for leg in layer.legs)
+    everything = whole(block.width)
+    for factor in between:
+        first = product(first, factor, None, everything, pairs)
+    result = product(first, last, layer.down, block, pairs)
     if layer.copy is None:
         return result
     carried = mapped(layer.copy, within(state, block))

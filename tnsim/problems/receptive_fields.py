@@ -40,7 +40,6 @@ from tnsim.problems.polynomial_space import (
     mapped,
     mean_of,
     multiplications,
-    need_all_orders,
     orders_of,
     plus,
     product,
@@ -49,7 +48,7 @@ from tnsim.problems.polynomial_space import (
 )
 from tnsim.problems.tensors import packed
 from tnsim.problems.tensors.affine import Affine
-from tnsim.problems.tensors.kinds import Kinds, LayerKind, core_of, kinds
+from tnsim.problems.tensors.kinds import Kinds, LayerKind, core_of, kinds, need_constant
 from tnsim.problems.tensors.lifted import shapes
 from tnsim.sessions import session, session_cache
 
@@ -215,7 +214,7 @@ def receptive_fields(
         return None
     gaussian = rule is PairingRule.ISSERLIS
     d_in, d_out = distinct[0][0].d_in, distinct[0][-1].d_out
-    constants = need_all_orders(distinct)
+    constants = need_constant(distinct)
     if gaussian:
         moments = _independent(metric, d_in)
         if moments is None:

@@ -38,7 +38,7 @@ from tnsim.metrics.input_moments import (
     moments_at_a_position,
 )
 from tnsim.metrics.metric import GaussianClosure, TreeSymmetric
-from tnsim.metrics.pairings import JoinedLeg, Joining, gaussian_mean, joinings
+from tnsim.metrics.pairings import JoinedLeg, Joining, PairingRule, gaussian_mean, joinings
 from tnsim.metrics.protocol import Metric, joins_layers
 from tnsim.models.arrays import Array, in_float64, not_differentiated, pytree
 from tnsim.models.attention import Attention
@@ -48,7 +48,7 @@ from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
 from tnsim.models.scaling import Unit
 from tnsim.names import DOWN, SKIP, UNIT, Side
-from tnsim.problems.tensors.kinds import core_of, kinds
+from tnsim.problems.tensors.kinds import core_of
 from tnsim.problems.tensors.lifted import arrays
 from tnsim.scaled import library, shifted
 
@@ -69,28 +69,21 @@ class MeasuredStates:
     """Lifted moments of a state, in the units of its bond; implements `scaling.StateSizes`.
 
     Args:
-        second: S, (1 + width, 1 + width), the constant first; or its diagonal, (1 + width,); or in
-            parts.
+        second: S, (1 + width, 1 + width), the constant first; or in parts.
         mean: m, (1 + width,).
-        joinings: Order of a layer, joinings of two layers of that order and joinings of the mean
-            of a single such layer, for every order.
+        rule: Rule by which the legs of two layers are joined.
         positions: Number of positions over which attention adds up keys.
     """
 
-    second: Float[Array, "lifted lifted"] | Float[Array, " lifted"] | MomentInParts
+    second: Float[Array, "lifted lifted"] | MomentInParts
     mean: Float[Array, " lifted"]
-    joinings: tuple[tuple[int, Joinings, Joinings], ...] = dataclasses.field(
-        metadata={"static": True}
-    )
+    rule: PairingRule = dataclasses.field(metadata={"static": True})
     positions: int = dataclasses.field(metadata={"static": True})
 
     @property
     def sizes(self) -> Unit:
         """Sizes of the coordinates of the state, (width,), without the constant."""
-        second = self.second
-        if isinstance(second, MomentInParts) or second.ndim == 2:
-            second = second.diagonal()
-        return _half_log2(second[1:])
+        return _half_log2(self.second.diagonal()[1:])
 
     def of_rows(self, weight: Any, bias: Any) -> Unit:
         """Sizes of the entries of `W h + b`."""
@@ -109,8 +102,7 @@ class MeasuredStates:
         if isinstance(self.second, MomentInParts):
             second: Any = self.second.times(factors)
         else:
-            second = self.second * factors
-            second = second * (factors[:, None] if second.ndim == 2 else factors)
+            second = self.second * factors * factors[:, None]
         return dataclasses.replace(self, second=second, mean=self.mean * factors)
 
     def after(self, layer: Layer) -> MeasuredStates:
@@ -142,13 +134,14 @@ class MeasuredStates:
         down = roles[DOWN]
         legs = [rows for role, rows in roles.items() if role not in (DOWN, SKIP, UNIT)]
         order = len(legs)
-        across, within = next(both for n, *both in self.joinings if n == order)
+        across = joinings(self.rule, order, order, False)
+        # The tree metrics, without means, have no joinings of one layer.
+        within = gaussian_mean(order, False) if self.rule is PairingRule.ISSERLIS else ()
         second: Any = 0.0
         for start in range(0, len(legs[0]), _ROWS_AT_ONCE):
             some = [rows[start : start + _ROWS_AT_ONCE] for rows in legs]
             block = _joined(self, across, some, legs) @ down.T
             second = second + down[:, start : start + _ROWS_AT_ONCE] @ block
-        # A metric without means has no joinings of one layer.
         mean = down @ _joined(self, within, legs, ())[:, 0] if within else 0.0 * down[:, 0]
         if isinstance(layer, Residual):
             skip = roles[SKIP][0]
@@ -310,7 +303,7 @@ def input_states(model: Model, metric: Metric) -> MeasuredStates:
     """The states below the first layer of a model.
 
     Args:
-        model: Model whose layers say which joinings are needed.
+        model: Model that reads the input.
         metric: Metric that joins legs, or `Categorical`.
 
     Example:
@@ -322,7 +315,8 @@ def input_states(model: Model, metric: Metric) -> MeasuredStates:
     if isinstance(metric, Categorical):
         # One token is on at a time: E[x_i x_j] = p_i delta_ij.
         probabilities = token_probabilities(metric, model.d_in)
-        mean = second = library(probabilities).concatenate([np.ones(1), probabilities])
+        mean = library(probabilities).concatenate([np.ones(1), probabilities])
+        second: Any = MomentInParts(mean, 0.0 * mean)
     else:
         mean, second = moments_at_a_position(metric, model.d_in, model.n_ctx)
     joined = metric
@@ -330,11 +324,7 @@ def input_states(model: Model, metric: Metric) -> MeasuredStates:
         within = metric.pairs_within_model or isinstance(metric, Categorical)
         joined = GaussianClosure() if within else TreeSymmetric()
     assert joins_layers(joined)
-    by_order = []
-    for order in sorted({kind.order for kind in kinds(model)} - {1}):
-        of_mean = gaussian_mean(order, False) if joined.pairs_within_model else ()
-        by_order.append((order, joinings(joined.rule, order, order, False), of_mean))
-    return MeasuredStates(second, mean, tuple(by_order), model.n_ctx or 1)
+    return MeasuredStates(second, mean, joined.rule, model.n_ctx or 1)
 
 
 def _with_bias(xp: Any, weight: Any, bias: Any) -> Any:
@@ -344,17 +334,13 @@ def _with_bias(xp: Any, weight: Any, bias: Any) -> Any:
 
 
 def _times_moment(rows: Any, second: Any) -> Any:
-    """Rows times a second moment, or its diagonal."""
-    if isinstance(second, MomentInParts):
-        return second.behind(rows)
-    return rows @ second if second.ndim == 2 else rows * second
+    """Rows times a second moment."""
+    return second.behind(rows) if isinstance(second, MomentInParts) else rows @ second
 
 
 def _moment_matrix(second: Any) -> Any:
-    """A second moment as a matrix, also where it is given by its diagonal."""
-    if isinstance(second, MomentInParts):
-        return second.matrix()
-    return second if second.ndim == 2 else library(second).diag(second)
+    """A second moment as a matrix, also where it is given in parts."""
+    return second.matrix() if isinstance(second, MomentInParts) else second
 
 
 def _half_log2(squares: Any) -> Unit:

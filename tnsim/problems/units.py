@@ -34,9 +34,8 @@ from tnsim.problems.conditioning import (
     sampled_inputs,
     without_skew,
 )
-from tnsim.problems.diagrams import tree
 from tnsim.problems.state_sizes import SampledStates, input_states
-from tnsim.problems.tensors.kinds import kinds
+from tnsim.problems.tensors.kinds import kinds, need_constant
 from tnsim.scaled import Scaled, library, shifted
 
 _SAMPLES = 64
@@ -189,10 +188,9 @@ def in_gauge(model: Model, gauge: Gauge) -> Model:
 def follow_states(models: Iterable[Model]) -> bool:
     """Whether units of some models that are compared must follow the sizes of states.
 
-    Units must follow states where the constant 1 is a coordinate of the states: where a layer of
-    any model has a constant, or where the degrees of two models differ in parity (see
-    `leaves.must_lift`). So they do below attention: a moment of two of its outputs is a moment of
-    ten states, and steps of 2^8 in the weights of two layers would take it out of the range of
+    Units must follow states where the constant 1 is a coordinate of the states (see
+    `kinds.need_constant`). So they do below attention: a moment of two of its outputs is a moment
+    of ten states, and steps of 2^8 in the weights of two layers would take it out of the range of
     float32.
 
     Example:
@@ -205,9 +203,7 @@ def follow_states(models: Iterable[Model]) -> bool:
     """
     if any(model.attends for model in models):
         return True
-    several = {kinds(model) for model in models}
-    parities = {tree(layers).legs % 2 for layers in several}
-    return len(parities) > 1 or any(kind.constant for layers in several for kind in layers)
+    return need_constant({kinds(model) for model in models})
 
 
 def common_units(models: Collection[Model], metric: Metric) -> Units:

@@ -52,7 +52,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tnsim.engine.ir.problem import (
     Definition,
@@ -84,6 +84,8 @@ from tnsim.names import (
     Side,
 )
 from tnsim.problems.diagrams import (
+    COORDINATE,
+    OUTPUT,
     Bottom,
     TreeOperands,
     bond_index,
@@ -264,6 +266,20 @@ Powers = tuple[tuple[str, int], ...]
 """Scale groups of a definition, each with the power to which its scale enters."""
 
 
+def _product(
+    name: str, indices: tuple[str, ...], operands: Iterable[Operand], **others: Any
+) -> Definition:
+    """The definition of a single product, with other fields of `Definition`."""
+    return Definition(name, indices, (Term(1.0, tuple(operands)),), **others)
+
+
+def _between(
+    pair: Pair, name: str, indices: tuple[str, str], operands: Iterable[Operand]
+) -> Definition:
+    """A matrix between two models; of a model with itself it is symmetric."""
+    return _product(name, indices, operands, exchangeable=2 if pair.bra == pair.ket else 0)
+
+
 def layer_arrays(parts: TreeOperands) -> tuple[Definition, ...]:
     """D and P of every nonlinear layer, or T of a dense layer; linear layers are multiplied in.
 
@@ -290,15 +306,8 @@ def tensors_and_means(parts: TreeOperands) -> tuple[Definition, ...]:
             # T[o, i, j] = sum_h D[o, h] P[h, i] P[h, j]
             powers = layer_powers(parts, side, level, copies=1)
             tensor = parts.node(side, level, "o", ("i", "j"), dense=False)
-            definitions.append(
-                Definition(
-                    layer_tensor(side, level),
-                    ("o", "i", "j"),
-                    (Term(1.0, tensor),),
-                    exchangeable=2,
-                    powers=powers,
-                )
-            )
+            name, indices = layer_tensor(side, level), ("o", "i", "j")
+            definitions.append(_product(name, indices, tensor, exchangeable=2, powers=powers))
             if level == 0:
                 definitions.append(_node_mean(parts, side, powers))
     return tuple(definitions)
@@ -352,8 +361,8 @@ def _whole_tensor(parts: TreeOperands, side: Side, level: int) -> Definition:
     weights, end = _linear_after(parts, side, level)
     tensor = Operand(str(Leaf(side, number, DENSE)), ("x0", *legs))
     name = layer_tensor(side, level)
-    term = Term(1.0, (tensor, *weights))
-    return Definition(name, (end, *legs), (term,), exchangeable=len(legs), powers=((name, 1),))
+    indices, powers = (end, *legs), ((name, 1),)
+    return _product(name, indices, (tensor, *weights), exchangeable=len(legs), powers=powers)
 
 
 def _layer_factors(parts: TreeOperands, side: Side, level: int) -> tuple[Definition, Definition]:
@@ -364,8 +373,8 @@ def _layer_factors(parts: TreeOperands, side: Side, level: int) -> tuple[Definit
     factor = Operand(str(Leaf(side, number, FACTOR)), ("h", "i"))
     d, p = output_factor(side, level), leg_factor(side, level)
     return (
-        Definition(d, (end, "h"), (Term(1.0, (down, *weights)),), powers=((d, 1),)),
-        Definition(p, ("h", "i"), (Term(1.0, (factor,)),), powers=((p, 1),)),
+        _product(d, (end, "h"), (down, *weights), powers=((d, 1),)),
+        _product(p, ("h", "i"), (factor,), powers=((p, 1),)),
     )
 
 
@@ -382,17 +391,10 @@ def _second_moment(parts: TreeOperands, pair: Pair) -> Definition:
             indices = (f"{slot}{n + 1}", f"{slot}{n}")
             operands.append(Operand(str(Leaf(side, number, WEIGHT)), indices))
         ends.append(f"{slot}{len(leading)}")
-    if parts.inputs.moment == "full":
-        operands.append(Operand(COVARIANCE, ("bra0", "ket0")))
-    else:
-        merged.unite("bra0", "ket0")
-        if parts.inputs.moment == "diagonal":
-            operands.append(Operand(COVARIANCE, ("bra0",)))
+    operands += parts.input_moment(("bra0", "ket0"), merged)
     merged.unite(ends[0], "k")
     merged.unite(ends[1], "l")
-    term = Term(1.0, merged.renamed(operands))
-    exchangeable = 2 if pair.bra == pair.ket else 0
-    return Definition(second_moment(pair), ("k", "l"), (term,), exchangeable=exchangeable)
+    return _between(pair, second_moment(pair), ("k", "l"), merged.renamed(operands))
 
 
 def _node_mean(parts: TreeOperands, side: Side, powers: Powers) -> Definition:
@@ -400,8 +402,7 @@ def _node_mean(parts: TreeOperands, side: Side, powers: Powers) -> Definition:
     merged = Merge()
     moment = parts.edge(Pair(side, side), ("i", "j"), merged)
     tensor = parts.node(side, 0, "o", ("i", "j"), dense=False)
-    term = Term(1.0, merged.renamed((*tensor, *moment)))
-    return Definition(node_mean(side), ("o",), (term,), powers=powers)
+    return _product(node_mean(side), ("o",), merged.renamed((*tensor, *moment)), powers=powers)
 
 
 def _up_the_tree(parts: TreeOperands, side: Side) -> Iterator[Definition]:
@@ -413,14 +414,13 @@ def _up_the_tree(parts: TreeOperands, side: Side) -> Iterator[Definition]:
             Operand(leg_factor(side, level), ("h", "o")),
             Operand(output_factor(side, level - 1), ("o", "g")),
         )
-        yield Definition(unit_to_unit(side, level), ("h", "g"), (Term(1.0, link),))
+        yield _product(unit_to_unit(side, level), ("h", "g"), link)
     if parts.depth(side) > 1:
         factor = Operand(leg_factor(side, 1), ("h", "o"))
         mean = (factor, Operand(node_mean(side), ("o",)))
-        yield Definition(unit_to_mean(side), ("h",), (Term(1.0, mean),))
+        yield _product(unit_to_mean(side), ("h",), mean)
         node = (factor, *parts.node(side, 0, "o", ("i", "j"), dense=False))
-        yield Definition(unit_to_legs(side), ("h", "i", "j"), (Term(1.0, node),), exchangeable=2)
-    if parts.depth(side) > 1:
+        yield _product(unit_to_legs(side), ("h", "i", "j"), node, exchangeable=2)
         yield _to_outputs(parts, side)
 
 
@@ -440,9 +440,7 @@ def _to_outputs(parts: TreeOperands, side: Side) -> Definition:
     # D of the top level ends the row of matrices that leads from units of level 1 to the outputs.
     operands.append(Operand(output_factor(side, top), ("k", root_index("bra", tree))))
     exchangeable = len(units) if top <= 2 else 0
-    indices = ("k", *units)
-    term = Term(1.0, tuple(operands))
-    return Definition(units_to_outputs(side), indices, (term,), exchangeable=exchangeable)
+    return _product(units_to_outputs(side), ("k", *units), operands, exchangeable=exchangeable)
 
 
 def _along_edge(parts: TreeOperands, pair: Pair) -> Definition:
@@ -451,9 +449,8 @@ def _along_edge(parts: TreeOperands, pair: Pair) -> Definition:
     moment = parts.edge(pair, ("i", "j"), merged)
     bra = Operand(leg_factor(pair.bra, 0), ("h", "i"))
     ket = Operand(leg_factor(pair.ket, 0), ("g", "j"))
-    term = Term(1.0, merged.renamed((bra, ket, *moment)))
-    exchangeable = 2 if pair.bra == pair.ket else 0
-    return Definition(units_along_edge(pair), ("h", "g"), (term,), exchangeable=exchangeable)
+    operands = merged.renamed((bra, ket, *moment))
+    return _between(pair, units_along_edge(pair), ("h", "g"), operands)
 
 
 def _at_outputs(parts: TreeOperands, pair: Pair) -> Definition:
@@ -461,11 +458,7 @@ def _at_outputs(parts: TreeOperands, pair: Pair) -> Definition:
     operands = []
     for side, unit in zip(pair, ("h", "g"), strict=True):
         operands.append(Operand(output_factor(side, parts.depth(side) - 1), ("k", unit)))
-    if parts.lifted:
-        operands.append(parts.trace)
-    exchangeable = 2 if pair.bra == pair.ket else 0
-    term = Term(1.0, tuple(operands))
-    return Definition(units_at_outputs(pair), ("h", "g"), (term,), exchangeable=exchangeable)
+    return _between(pair, units_at_outputs(pair), ("h", "g"), (*operands, *parts.trace))
 
 
 MAX_LEGS = 20
@@ -563,7 +556,8 @@ def _inner_product(parts: TreeOperands, pair: Pair, cross_only: bool, slices: bo
         crossings.append(crossing_part(diagram.edges, bra.bottoms, bra.bottoms + ket.bottoms))
     if has_upper_tensors(parts):
         terms = _by_crossing(parts, pair, terms, crossings)
-    indices = parts.trace.indices[-1:] if slices else ()
+    own = OUTPUT if parts.n_ctx == 1 else COORDINATE
+    indices = (own,) if slices else ()
     return Definition(pair.group, indices, tuple(terms), powers=_scale_powers(parts, pair))
 
 

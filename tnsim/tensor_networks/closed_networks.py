@@ -17,7 +17,6 @@ index that two legs share. Closed networks are the picture and the reference; pl
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -118,11 +117,10 @@ class LegJoinings:
     def __init__(self, models: dict[Side, Model], metric: LayerwiseMetric):
         self.models = models
         self.metric = metric
-        bra, ket = models["A"].layers, models["B"].layers
+        bra, ket = kinds(models["A"]), kinds(models["B"])
         check_shapes(bra, ket, metric)
         self.steps = align(bra, ket)
-        layers = itertools.chain.from_iterable(map(kinds, models.values()))
-        constant = any(kind.biases or kind.skips for kind in layers)
+        constant = any(kind.biases or kind.skips for kind in (*bra, *ket))
         inputs_centred = input_kind(metric, constant).centred
         # States have mean zero after a step as long as no layer up to this step was nonlinear.
         self.centred: list[dict[Side, bool]] = [dict.fromkeys(models, inputs_centred)]

@@ -51,8 +51,10 @@ class Operation(NamedTuple):
     concurrency: Count = 1
     block_size: Count = 0
 
-    def sizes(self, shapes: Sequence[tuple[int, ...]]) -> dict[int, int]:
-        """The size of every label, from the shapes of all earlier values."""
+    def sizes(
+        self, shapes: Sequence[tuple[int, ...]] | Mapping[int, tuple[int, ...]]
+    ) -> dict[int, int]:
+        """The size of every label, from the shapes of earlier values by number."""
         sizes: dict[int, int] = {}
         for arg, labels in zip(self.args, self.labels, strict=True):
             sizes |= zip(labels, shapes[arg], strict=True)

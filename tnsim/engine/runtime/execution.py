@@ -47,7 +47,6 @@ from tnsim.errors import ModelError
 
 Tier = Literal["interpret", "compile", "trace"]
 """NumPy at once, compiled programs of XLA, or inside a trace of the caller's."""
-"""Ways to run a plan: compiled, interpreted, inside a trace of the caller's."""
 
 
 _SMALL = 2**14  # most elements of arrays that a compiled program places faster than `device_put`

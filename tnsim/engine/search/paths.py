@@ -56,14 +56,12 @@ class Route(NamedTuple):
         chunks: Labels of the loop that keeps intermediates small; empty for no loop.
         multiplications: Scalar multiplications of all turns of the loop.
         price: Price of all turns of the loop, see `Cost.price`.
-        largest: Elements of the largest intermediate in a turn.
     """
 
     path: Path
     chunks: Labels
     multiplications: int
     price: int
-    largest: int
 
 
 class Cost(NamedTuple):
@@ -286,7 +284,7 @@ class LabelledProduct:
         >>> product = LabelledProduct([(0, 1), (1, 2)], (0, 2), {0: 2, 1: 3, 2: 5})
         >>> product.cost(((0, 1),))
         Cost(multiplications=30, written=0, largest=10)
-        >>> product.cost(((0, 1),), chunks=(1,))
+        >>> product.cost_of(product.steps(((0, 1),)), chunks=(1,))
         Cost(multiplications=10, written=0, largest=10)
     """
 
@@ -331,9 +329,9 @@ class LabelledProduct:
             contracted.append((both, both & read))
         return tuple(contracted)
 
-    def cost(self, path: Path, chunks: Labels = ()) -> Cost:
-        """The cost of the product along a path, or of a turn where `chunks` are looped over."""
-        return self.cost_of(self.steps(path), chunks)
+    def cost(self, path: Path) -> Cost:
+        """The cost of the product along a path."""
+        return self.cost_of(self.steps(path))
 
     def cost_of(self, steps: Iterable[tuple[int, int]], chunks: Labels = ()) -> Cost:
         """The cost of the steps of a path, or of a single turn where `chunks` are looped over."""
@@ -463,7 +461,7 @@ def _route_along(product: LabelledProduct, output: Labels, path: Path, large: in
             break
         price, largest, label, multiplications = chosen
         chunks = (*chunks, label)
-    return Route(path, chunks, multiplications, price, largest)
+    return Route(path, chunks, multiplications, price)
 
 
 def _reconfigured_path(product: LabelledProduct, path: Path) -> Path:

@@ -30,26 +30,11 @@ Structure = tuple[tuple[tuple[int, ...], ...], tuple[int, ...], tuple[tuple[int,
 labels, where labels are numbers."""
 
 
-def structure(
-    operands: Sequence[tuple[tuple[Label, ...], tuple[int, ...]]], output: tuple[Label, ...]
-) -> Structure:
-    """The structure of a product, which its routes depend on.
-
-    Args:
-        operands: Labels and shape of each operand.
-        output: Labels of the result.
-
-    Example:
-        >>> structure([(("i", "i"), (2, 2)), (("i", "j", "k"), (2, 3, 4))], ("j",))
-        (((0,), (0, 1)), (1,), ((0, 2), (1, 3)))
-    """
-    kept = _reduced_labels([labels for labels, _ in operands], output)
-    return _product_structure(operands, output, kept)
-
-
 def _structure_of(term: Term, indices: tuple[str, ...], sizes: Sizes) -> Structure:
     """The structure of the product of a term, in a definition with some indices."""
-    return structure([(o.indices, sizes[o.name]) for o in term.operands], indices)
+    operands = [(o.indices, sizes[o.name]) for o in term.operands]
+    kept = _reduced_labels([labels for labels, _ in operands], indices)
+    return _product_structure(operands, indices, kept)
 
 
 def _product_structure(
@@ -57,7 +42,18 @@ def _product_structure(
     output: tuple[Label, ...],
     kept: Sequence[tuple[Label, ...]],
 ) -> Structure:
-    """The structure of a product of operands that are reduced to the labels `kept`."""
+    """The structure of a product of operands that are reduced to the labels `kept`.
+
+    Args:
+        operands: Labels and shape of each operand.
+        output: Labels of the result.
+        kept: Labels of each operand after the reduction.
+
+    Example:
+        >>> operands = [(("i", "i"), (2, 2)), (("i", "j", "k"), (2, 3, 4))]
+        >>> _product_structure(operands, ("j",), [("i",), ("i", "j")])
+        (((0,), (0, 1)), (1,), ((0, 2), (1, 3)))
+    """
     sizes: dict[Label, int] = {}
     for labels, shape in operands:
         sizes |= zip(labels, shape, strict=True)

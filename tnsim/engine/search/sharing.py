@@ -213,10 +213,7 @@ class Builder:
 
     def sizes(self, operation: Operation) -> dict[int, int]:
         """The size of every label of an operation."""
-        sizes: dict[int, int] = {}
-        for arg, labels in zip(operation.args, operation.labels, strict=True):
-            sizes |= zip(labels, self.values[arg].shape, strict=True)
-        return sizes
+        return operation.sizes({arg: self.values[arg].shape for arg in operation.args})
 
     def ordered(self, use: Use, output: tuple[Label, ...]) -> Use:
         """The value with its axes in a given order."""

@@ -151,18 +151,13 @@ def position_shape(name: str, n_ctx: int) -> tuple[int, ...] | None:
     return (_tuple_count(pattern, n_ctx), *(n_ctx,) * axes)
 
 
-def position_array(name: str, n_ctx: int) -> Float[np.ndarray, "tuples ..."] | None:
+def position_array(name: str, n_ctx: int) -> Float[np.ndarray, "tuples ..."]:
     """The array AT or COUNT of a name, in float64.
 
     Args:
         name: Name of a leaf, see `names.PositionLeaf`.
         n_ctx: Number of positions.
-
-    Returns:
-        Array, or None for the name of any other leaf.
     """
-    if name not in _leaf_patterns():
-        return None
     pattern, place = _leaf_patterns()[name]
     if place is None:
         return _tuple_multiplicity(pattern, n_ctx)

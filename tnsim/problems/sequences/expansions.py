@@ -36,8 +36,9 @@ depends on the states below:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable, Iterator
+from functools import cache
+from typing import NamedTuple
 
 from tnsim.engine.ir.problem import Operand, StageBuilder, Term, renamed
 from tnsim.names import MASK, SLOTS, STREAM, Slot
@@ -63,35 +64,28 @@ LINK, RING = "z", "y"
 Scores = frozenset[Score]
 
 
-class LegMoments(Protocol):
-    """The covariances and means of legs from which an expansion is made."""
-
-    def covariance(self, one: Leg, two: Leg) -> Sum:
-        """The sum over the ways to join two legs, with the ends `FIRST` and `SECOND`."""
-        ...
-
-    def mean(self, leg: Leg) -> Product | None:
-        """The mean of a leg, with the end `FIRST`; None where it vanishes or may not be used."""
-        ...
-
-
 class Wick:
-    """Expectations of products of legs and scores, each expanded once.
+    """Expectations of products of legs and scores.
 
     Args:
         name: Prefix of the names of the definitions.
         legs: Covariances and means of the legs.
         stage: Builder that receives the definitions.
+
+    Attributes:
+        matrix, vector, scalar: Expectations of `_matrix`, `_vector`, `_scalar`, each expanded once.
     """
 
-    def __init__(self, name: str, legs: LegMoments, stage: StageBuilder) -> None:
+    def __init__(self, name: str, legs: RuledMoments, stage: StageBuilder) -> None:
         self.name = name
         self.legs = legs
         self.stage = stage
-        self._answers: dict[tuple, Sum] = {}
         self._count = 0
+        self.matrix = cache(self._matrix)
+        self.vector = cache(self._vector)
+        self.scalar = cache(self._scalar)
 
-    def matrix(self, u: Leg, w: Leg, scores: Scores) -> Sum:
+    def _matrix(self, u: Leg, w: Leg, scores: Scores) -> Sum:
         """The expectation E[u w^T prod scores], with the ends `FIRST` and `SECOND`."""
 
         def products() -> Iterator[Product]:
@@ -108,9 +102,9 @@ class Wick:
                 rest = _renamed_sum(self.matrix(mate, w, others), {FIRST: LINK})
                 yield from _multiplied_out(joined, rest)
 
-        return self._expanded_once(("matrix", u, w, scores), products)
+        return self._add_up(products())
 
-    def vector(self, u: Leg, scores: Scores) -> Sum:
+    def _vector(self, u: Leg, scores: Scores) -> Sum:
         """The expectation E[u prod scores], with the end `FIRST`."""
 
         def products() -> Iterator[Product]:
@@ -122,9 +116,9 @@ class Wick:
                 rest = _renamed_sum(self.vector(mate, others), {FIRST: LINK})
                 yield from _multiplied_out(joined, rest)
 
-        return self._expanded_once(("vector", u, scores), products)
+        return self._add_up(products())
 
-    def scalar(self, scores: Scores) -> Sum:
+    def _scalar(self, scores: Scores) -> Sum:
         """The expectation E[prod scores]."""
         if not scores:
             return ((),)  # the empty product, 1
@@ -148,13 +142,7 @@ class Wick:
                 back = _renamed_sum(self.matrix(mate, k, others), {FIRST: RING, SECOND: LINK})
                 yield from _multiplied_out(joined, back)
 
-        return self._expanded_once(("scalar", scores), products)
-
-    def _expanded_once(self, question: tuple, products: Callable[[], Iterable[Product]]) -> Sum:
-        """The sum that answers a question, expanded when it is first asked."""
-        if question not in self._answers:
-            self._answers[question] = self._add_up(products())
-        return self._answers[question]
+        return self._add_up(products())
 
     def _add_up(self, products: Iterable[Product]) -> Sum:
         """The sum of products, with an array for each set of open indices.
@@ -230,43 +218,31 @@ class Frame(NamedTuple):
 
 
 class RuledMoments:
-    """Covariances and means of legs as a rule allows them: the `LegMoments` of a frame.
+    """Covariances and means of legs as a rule allows them, from which an expansion is made.
 
     Args:
         legs: Means and covariances without a rule.
         rule: Rule that says which legs may be joined.
         pattern: Pattern with the tuples of positions at which arrays are read; None for all
             positions.
+
+    Attributes:
+        covariance, mean: The moments of `_covariance` and `_mean`, each found once.
     """
 
     def __init__(self, legs: Projections, rule: JoiningRule, pattern: Pattern | None) -> None:
         self.legs = legs
         self.rule = rule
         self.pattern = pattern
-        self._covariances: dict[tuple[Leg, Leg], Sum] = {}
-        self._means: dict[Leg, Product | None] = {}
+        self.covariance = cache(self._covariance)
+        self.mean = cache(self._mean)
 
-    def covariance(self, one: Leg, two: Leg) -> Sum:
+    def _covariance(self, one: Leg, two: Leg) -> Sum:
         """The sum over the ways to join two legs, with the ends `FIRST` and `SECOND`.
 
         The ways are the covariance of the legs and, if the rule says so, the product of their
         values at zero. Legs at different, independent positions have no covariance.
         """
-        if (one, two) not in self._covariances:
-            self._covariances[one, two] = self._joined_legs(one, two)
-        return self._covariances[one, two]
-
-    def mean(self, leg: Leg) -> Product | None:
-        """The mean of a leg; None where it vanishes or the leg must have a partner.
-
-        The stream must have a partner, as only covariances with the stream are asked for.
-        """
-        if leg not in self._means:
-            self._means[leg] = self._leg_mean(leg)
-        return self._means[leg]
-
-    def _joined_legs(self, one: Leg, two: Leg) -> Sum:
-        """The covariance of two legs, not yet known."""
         if not self.rule.joins(one, two):
             return ()
         position = self.legs.names.position
@@ -281,8 +257,11 @@ class RuledMoments:
                 products.append((*at_first, *at_second))
         return tuple(products)
 
-    def _leg_mean(self, leg: Leg) -> Product | None:
-        """The mean of a leg, not yet known."""
+    def _mean(self, leg: Leg) -> Product | None:
+        """The mean of a leg, with the end `FIRST`; None where it vanishes or needs a partner.
+
+        The stream needs a partner, as only covariances with the stream are asked for.
+        """
         if self.rule.with_constants or leg.role == STREAM:
             return None
         mean = self.legs.mean(leg)
@@ -325,7 +304,7 @@ class Expansions:
     def __init__(self, name: str, legs: Projections) -> None:
         self.name = name
         self.legs = legs
-        self._expansions: dict[tuple[JoiningRule, Pattern | None], Wick] = {}
+        self._expansion = cache(self._new_expansion)
 
     def frames(self, positions: dict[Slot, str], rule: JoiningRule) -> Iterator[Frame]:
         """The frames into which a sum over keys falls.
@@ -352,13 +331,12 @@ class Expansions:
 
     def frame(self, rule: JoiningRule, sums: Product, pattern: Pattern | None) -> Frame:
         """The frame of a pattern under a rule for joining legs."""
-        key = rule, pattern
-        if key not in self._expansions:
-            where = "" if pattern is None else "." + "|".join(pattern.classes)
-            name = f"{self.name}.{rule.name}{where}"
-            moments = RuledMoments(self.legs, rule, pattern)
-            self._expansions[key] = Wick(name, moments, self.legs.stage)
-        return Frame(self._expansions[key], sums, pattern)
+        return Frame(self._expansion(rule, pattern), sums, pattern)
+
+    def _new_expansion(self, rule: JoiningRule, pattern: Pattern | None) -> Wick:
+        where = "" if pattern is None else "." + "|".join(pattern.classes)
+        moments = RuledMoments(self.legs, rule, pattern)
+        return Wick(f"{self.name}.{rule.name}{where}", moments, self.legs.stage)
 
     def _mask_of(self, slot: Slot, mixing: list[Slot]) -> str:
         """The sort of mask of a slot, `ABSENT` without attention."""

@@ -100,27 +100,19 @@ def _bias_summand(names: BraKet) -> list[Summand]:
 Means = Mapping[ModelName, OutputMean]
 
 
-class OutputCovariance(NamedTuple):
-    """The covariance of the outputs of two layers.
-
-    Args:
-        names: Layers in their slots.
-        stage: Builder with the definitions that the summands read.
-        summands: Summands at the positions `names.outputs` and the coordinates `k` and `l`.
-    """
-
-    names: BraKet
-    stage: StageBuilder
-    summands: tuple[Summand, ...]
-
-
-def output_covariance(step: LayerStep, pair: Pair, means: Means) -> OutputCovariance:
+def output_covariance(
+    step: LayerStep, pair: Pair, means: Means
+) -> tuple[BraKet, StageBuilder, tuple[Summand, ...]]:
     """The covariance of the outputs of two layers.
 
     Args:
         step: Step with the layers.
         pair: Model in the bra and model in the ket.
         means: Means of the outputs of both models at this step.
+
+    Returns:
+        The layers in their slots, a builder with the definitions that the summands read, and the
+        summands at the positions `outputs` of the layers and the coordinates `k` and `l`.
     """
     names = BraKet(step, pair, one_position=not _positions_matter(step, pair))
     known = frozenset(each.name for mean in means.values() for each in mean.stage.outputs)
@@ -133,7 +125,7 @@ def output_covariance(step: LayerStep, pair: Pair, means: Means) -> OutputCovari
         *_stream_with_core(expansions, "ket"),
         *_core_with_core(expansions, means),
     )
-    return OutputCovariance(names, stage, summands or (_zero_covariance(legs),))
+    return names, stage, summands or (_zero_covariance(legs),)
 
 
 def covariance_stage(step: LayerStep, pair: Pair, means: Means) -> tuple[Stage, Moment]:

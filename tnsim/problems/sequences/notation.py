@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from tnsim.engine.ir.problem import Operand, Term
-from tnsim.names import ONES, SAME_POSITION, SCORES, Slot
+from tnsim.engine.ir.problem import Operand, Term, renamed
+from tnsim.names import IDENTITY, ONES, SAME_POSITION, SCORES, Slot
 
 FIRST, SECOND = "u", "w"
 """The two ends of an array that stands between two legs; an array of one leg has the first."""
@@ -82,8 +82,15 @@ def spread(
     """The product as a term of a definition with certain indices.
 
     An array of ones adds each position that the product does not depend on: along a position in
-    `indices` the values are then equal, and a position in `summed` counts the positions.
+    `indices` the values are then equal, and a position in `summed` counts the positions. An
+    identity that is summed over is no array: its two indices become one.
     """
+    for n, operand in enumerate(product):
+        if operand.name == IDENTITY and operand.indices[0] != operand.indices[1]:
+            stays, goes = sorted(operand.indices, key=lambda index: index not in indices)
+            if goes not in indices:
+                rest = renamed((*product[:n], *product[n + 1 :]), {goes: stays})
+                return spread(rest, indices, weight, summed)
     present = indices_of(product)
     missing = [index for index in (*indices, *summed) if index not in present]
     ones = tuple(Operand(ONES, (index,)) for index in missing)

@@ -32,7 +32,7 @@ bilinear layers with legs L and R that leaves
 from __future__ import annotations
 
 from tnsim.engine.ir.problem import Operand, StageBuilder, renamed
-from tnsim.names import IDENTITY, SLOTS, STREAM, Slot, bias_of
+from tnsim.names import SLOTS, STREAM, Slot, bias_of
 from tnsim.problems.sequences.bra_ket import BraKet, stream
 from tnsim.problems.sequences.joining_rules import Matching, matchings
 from tnsim.problems.sequences.notation import (
@@ -137,16 +137,8 @@ class Projections:
         names = self.names
         first = names.leaf(one.slot, one.role, FIRST, "i")
         second = names.leaf(two.slot, two.role, SECOND, "j")
-        moment = names.state_moment(one.slot, two.slot)
-        if not moment.name:
-            return (first, second.renamed({"j": "i"}))
         positions = names.position(one), names.position(two)
         below = names.state_covariance((one.slot, two.slot), positions, ("i", "j"))
-        if moment.diagonal:
-            # diag(c) joins two legs by one index that also reads c; its identity drops out.
-            (variances,) = (operand for operand in below if operand.name != IDENTITY)
-            at = {"i": "i", "j": "i"}
-            return (first, variances.renamed(at), second.renamed(at))
         return (first, *below, second)
 
     def _half_covariance(self, one: Leg, two: Leg) -> Operand:
@@ -161,13 +153,8 @@ class Projections:
         if not moment.name:
             return names.leaf(one.slot, one.role, *rows, "j")
         # half[s, rows, S, j] = sum_i weight[s, rows, i] C[s, i, S, j], where these axes exist
-        if moment.diagonal:
-            position = ("s",) if moment.form == "each" else ()
-            weight = names.leaf(one.slot, one.role, *rows, "j")
-            below: Product = (Operand(moment.name, (*position, "j")),)
-        else:
-            weight = names.leaf(one.slot, one.role, *rows, "i")
-            below = names.state_covariance(slots, ("s", "S"), ("i", "j"))
+        weight = names.leaf(one.slot, one.role, *rows, "i")
+        below = names.state_covariance(slots, ("s", "S"), ("i", "j"))
         indices = (*rows, "S", "j") if moment.form == "full" else (*rows, "j")
         if moment.form != "alike" and "s" not in rows:
             indices = ("s", *indices)
@@ -262,15 +249,9 @@ def covariance_with_stream(legs: Projections, slot: Slot) -> list[Summand]:
     if slope is None:
         return []
     at = {"s": names.outputs[layer], FIRST: SECOND}
-    moment = names.state_moment(slot, layer)
-    if moment.name and not moment.diagonal:
-        positions = names.outputs[slot], names.outputs[layer]
-        below = names.state_covariance((slot, layer), positions, (FIRST, "j"))
-        return [Summand(1.0, (slope.renamed(at), *below))]
-    # An identity joins the stream with the slope by one index, which a diagonal reads besides.
-    below = names.state_covariance((slot, layer), ("s", "s"), (FIRST, FIRST))
-    diagonal = tuple(operand for operand in below if operand.name != IDENTITY)
-    return [Summand(1.0, (slope.renamed(at | {"j": FIRST}), *diagonal))]
+    positions = names.outputs[slot], names.outputs[layer]
+    below = names.state_covariance((slot, layer), positions, (FIRST, "j"))
+    return [Summand(1.0, (slope.renamed(at), *below))]
 
 
 def _leg_by_leg_with_stream(legs: Projections, slot: Slot) -> list[Summand]:

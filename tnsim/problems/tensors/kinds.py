@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Any, NamedTuple, TypeAlias
 
 from tnsim.activations.activation import Activation
@@ -89,18 +90,17 @@ class LayerKind(NamedTuple):
         """Whether the array of a leg depends on the position, as RoPE makes queries and keys do."""
         return self.rotary and any(role in score for score in SCORES)
 
-    def multiplications(self, positions: int) -> int:
-        """Number of scalar multiplications of a forward pass on a single sequence.
+    def multiplications(self, seen: int) -> int:
+        """Number of scalar multiplications of a forward pass at a single position.
+
+        Args:
+            seen: Number of positions that this one sees, its own included.
 
         Example:
             >>> kind = LayerKind("Bilinear", ("LEFT", "RIGHT"), "DOWN", d_in=3, d_out=2, rank=8)
-            >>> kind.multiplications(positions=1)
+            >>> kind.multiplications(seen=1)
             72
         """
-        return positions * self.multiplications_at_position(positions)
-
-    def multiplications_at_position(self, seen: int) -> int:
-        """Number of scalar multiplications at a position that sees `seen`, its own included."""
         if self.mixes_positions:
             # Per head and position: rows of the input; for every key two scores, their product and
             # mask, and the weighted value; the head's part of the output.
@@ -219,3 +219,22 @@ def nonlinear(*models: Kinds) -> int:
         0
     """
     return max(sum(layer.order > 1 for layer in layers) for layers in models)
+
+
+def need_constant(models: Collection[Kinds]) -> bool:
+    """Whether the constant 1 is needed as a coordinate where some models meet.
+
+    It is needed where some layer has a constant, or where only some of the models are of odd
+    degree: without it, an odd and an even model have no complete pairing of legs.
+
+    Example:
+        >>> import tnsim
+        >>> plain, biased = (tnsim.Model([tnsim.Linear([[1.0]], b)]) for b in (None, [1.0]))
+        >>> need_constant([kinds(plain)]), need_constant([kinds(plain), kinds(biased)])
+        (False, True)
+    """
+    # A kind depends on shapes and on which biases exist, never on numbers, so plans are found by
+    # it.
+    if any(layer.constant for layers in models for layer in layers):
+        return True
+    return len({math.prod(layer.order for layer in layers) % 2 for layers in models}) > 1
