@@ -94,7 +94,7 @@ class LRUCache(Generic[K, V]):
         """Drop the values of the chosen keys, and no others."""
         with self._changing:
             # A list, as the mapping changes on the way.
-            for key in [key for key in self._values if chosen(key)]:
+            for key in list(filter(chosen, self._values)):
                 self.held -= self.size(self._values.pop(key))
 
     def shrink(self, limit: float, least: int, chosen: Callable[[K], bool]) -> None:
@@ -103,7 +103,7 @@ class LRUCache(Generic[K, V]):
         The values that were not used for longest go first; other keys are left alone.
         """
         with self._changing:
-            keys = [key for key in self._values if chosen(key)]
+            keys = list(filter(chosen, self._values))
             held = sum(self.size(self._values[key]) for key in keys)
             # The values used longest ago come first.
             for key in keys[: max(0, len(keys) - least)]:

@@ -51,10 +51,16 @@ def one_blas_thread() -> Iterator[None]:
         yield
     finally:
         with _changing:
-            _plans[:] = [each for each in _plans if each() not in (own, None)]
-            if _before and not _plans:
-                _set_threads(_before)
-                _before.clear()
+            _leave(own)
+
+
+def _leave(own: _Plan) -> None:
+    # A function, as Python 3.13 takes the jump back in a comprehension that filters out of the
+    # blocks around it: an interrupt there would not set the lock free.
+    _plans[:] = [each for each in _plans if each() not in (own, None)]
+    if _before and not _plans:
+        _set_threads(_before)
+        _before.clear()
 
 
 def _set_threads(numbers: Sequence[int]) -> None:
