@@ -148,6 +148,15 @@ def test_states_that_do_not_fit_at_once(nets, tokens, monkeypatch, held):
             call()
 
 
+def test_a_measure_of_ones_own_reads_inputs_in_any_order(nets, tokens):
+    def every_other(functions, rows, seed):
+        return tnsim.baselines.cka(functions, rows[::-2], seed=seed)
+
+    found = tnsim.layer_similarity(*nets, tokens, every_other)
+    wanted = tnsim.layer_similarity(*nets, tokens[::-2])
+    assert_close(found.values, wanted.values, rtol=1e-5, limited_by="float32 of the modules")
+
+
 class Placed(nn.Module):
     """Embeddings of tokens and of places, which are the same for every input."""
 

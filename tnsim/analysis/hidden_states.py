@@ -270,7 +270,7 @@ class _Network:
         return self.held
 
     def rows_of(self, part: str, numbers: np.ndarray) -> np.ndarray:
-        """States of a part for consecutive inputs, of which the numbers are given.
+        """States of a part for the inputs of some numbers.
 
         A measure asks for one part after another, so the parts that follow are computed with it.
         """
@@ -281,8 +281,11 @@ class _Network:
             sizes = itertools.accumulate(self.bytes_of[one] for one in following)
             count = sum(size <= _HELD_BYTES for size in sizes)
             self.states_of(following[: max(1, count)])
-        first, last = numbers[[0, -1], 0].astype(int)
-        return self.held[part][first : last + 1]
+        rows = numbers[:, 0].astype(int)
+        # Rows in a row are a view, which takes no memory of its own.
+        if len(rows) and (np.diff(rows) == 1).all():
+            return self.held[part][rows[0] : rows[-1] + 1]
+        return self.held[part][rows]
 
 
 def _check_fits(needed: int, what: str) -> None:
