@@ -183,8 +183,8 @@ class _SwitchedModule:
         self.network = double_of(second)
         if dtype == "float32":
             self.network = self.network.float()
-        else:
-            self.network.forward = as_precise_as(second)(self.network.forward)
+        elif not isinstance(self.network, torch.jit.ScriptModule):  # whose code is compiled
+            _run_as_precisely(self.network, second)
         self.network.train(second.training)  # what is random in training is refused later
         self.function = with_output(self.network, output)
         self.step = _BUFFER_STEP[dtype]
@@ -423,6 +423,21 @@ class _SwitchedPytree:
 
 def _pulled_back(pullback: Callable[[Any], Any], v: Any) -> Any:
     return pullback(v)[0]
+
+
+def _run_as_precisely(network: Any, module: Any) -> None:
+    """Let a copy of a module in float64 run as precisely as the module, and its copies with it."""
+    runs: list[Any] = []
+
+    def begin(*_: Any) -> None:
+        runs.append(as_precise_as(module))
+        runs[-1].__enter__()
+
+    def end(*_: Any) -> None:
+        runs.pop().__exit__(None, None, None)
+
+    network.register_forward_pre_hook(begin)
+    network.register_forward_hook(end, always_call=True)
 
 
 def _statistics(module: Any) -> list[Any]:
