@@ -386,7 +386,7 @@ def _written_out() -> dict[Any, Callable[..., Any]]:
         aten.select_scatter.default: _selected,
         aten.split_copy.Tensor: _split,
         aten.split_with_sizes_copy.default: _split,
-        aten.unbind_copy.int: lambda x, axis=0: [x.select(axis, n) for n in range(x.shape[axis])],
+        aten.unbind_copy.int: _along,
         aten.native_layer_norm.default: _layer_norm,
         aten._trilinear.default: _trilinear,
     }
@@ -407,11 +407,16 @@ def _copy(into: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) 
     return source.expand(into.shape)
 
 
+def _along(x: torch.Tensor, axis: int = 0) -> list[torch.Tensor]:
+    """The parts of an array along an axis, each an array of its own."""
+    return [x.select(axis, n) for n in range(x.shape[axis])]
+
+
 def _prod(x: torch.Tensor, axis: int, keepdim: bool = False, *, dtype: Any = None) -> Any:
     """The product along an axis, factor by factor, of so few factors that it has a layer."""
     if dtype not in (None, x.dtype) or not 1 <= x.shape[axis] <= MOST_POWERS:
         return NotImplemented
-    found = reduce(torch.mul, x.unbind(axis))
+    found = reduce(torch.mul, _along(x, axis))
     return found.unsqueeze(axis) if keepdim else found
 
 
@@ -419,7 +424,7 @@ def _cumprod(x: torch.Tensor, axis: int, *, dtype: Any = None) -> Any:
     """The products along an axis up to each place, as for `_prod`."""
     if dtype not in (None, x.dtype) or not 1 <= x.shape[axis] <= MOST_POWERS:
         return NotImplemented
-    return torch.stack(list(accumulate(x.unbind(axis), torch.mul)), axis)
+    return torch.stack(list(accumulate(_along(x, axis), torch.mul)), axis)
 
 
 def _prelu(x: torch.Tensor, slope: torch.Tensor) -> Any:
