@@ -60,6 +60,7 @@ MODULES = {
     "fused without down": lambda: Module(halves, both=nn.Linear(6, 8)),
     "square": lambda: Module(lambda m, x: m.b(m.a(x) ** 2), a=nn.Linear(6, 8), b=nn.Linear(8, 3)),
     "square without down": lambda: Module(lambda m, x: m.a(x) ** 2, a=nn.Linear(6, 8)),
+    "product": lambda: Module(lambda m, x: m.a(x).view(-1, 4, 2).prod(-1), a=nn.Linear(6, 8)),
 }
 
 

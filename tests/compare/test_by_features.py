@@ -73,7 +73,7 @@ def test_the_cheaper_route_is_taken(rng):
         assert tnsim.plan(a, b, cosine=True).route == "features"
     wide = deep(rng, 64, 2, False)
     assert tnsim.plan(wide, wide).route == "contractions"
-    small = tnsim.Budget(memory_bytes=2**26)
+    small = tnsim.Budget(memory_bytes=7e7)
     a, b = (deep(rng, 12, 3, False) for _ in range(2))
     assert tnsim.plan(a, b, budget=small).route == "contractions"
     narrow = tnsim.Model([linear(rng, 12, 1, False), *deep(rng, 1, 3, False).layers])
