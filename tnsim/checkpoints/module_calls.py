@@ -215,16 +215,14 @@ def as_precise_as(module: Any) -> Iterator[None]:
             self, function: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             named = kwargs or {}
-            if args and isinstance(args[0], torch.Tensor) and args[0].dtype is torch.float64:
-                if function is torch.Tensor.float:
-                    return args[0]
-                wide = {torch.float32: torch.float64}
-                args = [wide.get(x, x) if isinstance(x, torch.dtype) else x for x in args]
-                named = {
-                    name: wide.get(x, x) if isinstance(x, torch.dtype) else x
-                    for name, x in named.items()
-                }
-            return function(*args, **named)
+            if not args or getattr(args[0], "dtype", None) is not torch.float64:
+                return function(*args, **named)
+            if function is torch.Tensor.float:
+                return args[0]
+            return function(*map(wider, args), **{name: wider(x) for name, x in named.items()})
+
+    def wider(given: Any) -> Any:
+        return torch.float64 if given is torch.float32 else given
 
     is_wide = any(weight.dtype is torch.float64 for weight in module.parameters())
     with contextlib.nullcontext() if is_wide else Wide():
