@@ -1,5 +1,6 @@
 """What rounding does to cosines: bounds against exact rational arithmetic, one rule throughout."""
 
+import itertools
 import re
 import warnings
 
@@ -349,6 +350,26 @@ def test_another_basis_that_cancels_more_is_not_taken(rng):
         found = without_skew(given, units.metric)[0]
         before, after = (amplification(x, units.metric) for x in (given, found))
         assert after <= 4 * before
+
+
+@pytest.mark.filterwarnings("ignore::tnsim.PrecisionWarning")
+def test_deep_models_get_another_basis_until_their_degree_leaves_no_digit(rng):
+    """34 layers whose bases are skewed were refused, or off by .12 where degree alone allows 1e-5."""
+    metric, d, layers = tnsim.TreeSymmetric(), 8, 34
+    for _ in range(3):
+        arrays = rng.normal(size=(layers, 3, d, d)) / d**0.5
+        given = tnsim.Model([tnsim.Bilinear(*each) for each in arrays])
+        for lower, upper in itertools.pairwise(arrays):
+            axes = [np.linalg.qr(rng.normal(size=(d, d)))[0] for _ in range(2)]
+            basis = axes[0] * np.geomspace(1, 1e4, d) @ axes[1]
+            lower[2] = basis @ lower[2]
+            upper[:2] = upper[:2] @ np.linalg.inv(basis)
+        skewed = tnsim.Model([tnsim.Bilinear(*each) for each in arrays])
+        assert_close(
+            tnsim.similarity(given, skewed, metric), 1.0, rtol=1e-4, limited_by="the degree 2^34"
+        )
+    deeper = tnsim.Model([*given.layers, *given.layers])
+    assert without_skew(deeper, metric) == (deeper, None, 1.0)
 
 
 def test_an_ordinary_model_is_not_told_to_cancel(rng, cosines):

@@ -45,7 +45,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.engine.precision import VISIBLE
+from tnsim.engine.precision import USELESS, VISIBLE, Arithmetic
 from tnsim.metrics.categorical import Categorical, token_probabilities
 from tnsim.metrics.input_moments import marginals
 from tnsim.metrics.points import Points
@@ -75,6 +75,10 @@ _POINTS = 16
 """Number of inputs on which a model is run."""
 _SHIFT = 2.0**-30
 """Relative change of the weights: far above rounding of the forward pass, far below one."""
+_LEAST_SHIFT = 2.0**-44
+"""Relative change of the weights of the deepest models: above rounding by two digits."""
+_LINEAR = 2.0**-10
+"""Largest change of outputs that is taken as linear in the change of the weights."""
 _DRAWS = 3
 """Number of random changes of the weights; the largest result counts."""
 _POSITIONS = 32
@@ -263,8 +267,11 @@ def _with_changes(
         moved = jax.vmap(derivative)(changes).value
         return outputs, moved.reshape(*moved.shape[:2], -1)
 
+    # A polynomial of degree n changes n times as much as its weights, in exponents for large n.
+    shift = min(_SHIFT, max(_LEAST_SHIFT, _LINEAR / model.growth))
+
     def shifted(leaf: np.ndarray) -> np.ndarray:
-        factors = drawn(leaf, _SHIFT, 1.0)
+        factors = drawn(leaf, shift, 1.0)
         factors *= leaf  # in place: all weights of a model pass here, three times
         return factors
 
@@ -278,7 +285,7 @@ def _with_changes(
         # The changed run has exponents of its own; its outputs are brought to the exponents of the
         # first run before they are subtracted.
         moved = moved * np.exp2(exponents - outputs.exponent).reshape(shape)
-        changed.append((moved - outputs.value).reshape(len(moved), -1) / _SHIFT)
+        changed.append((moved - outputs.value).reshape(len(moved), -1) / shift)
     return outputs, np.stack(changed)
 
 
@@ -303,7 +310,8 @@ def without_skew(model: Model, metric: Metric) -> tuple[Model, Bases | None, Any
 
     Returns:
         The model; the bases that its bonds have been given, None where the model is unchanged, and
-        inside a trace; the amplification of the model that is returned.
+        inside a trace; the amplification of the model that is returned, 1 where its degree leaves
+        no digit.
 
     Example:
         >>> import tnsim
@@ -313,6 +321,9 @@ def without_skew(model: Model, metric: Metric) -> tuple[Model, Bases | None, Any
         >>> amplification(model, metric) > 1e4, list(bases), amplified > 1e4
         (True, [1], False)
     """
+    if Arithmetic(model.growth, "float64").alone > USELESS:
+        # Some fifty layers, each of which squares, leave no digit in any basis, as a warning says.
+        return model, None, 1.0
     given = amplification(model, metric)
     if not any(_free_bonds(model.layers)):
         return model, None, given
