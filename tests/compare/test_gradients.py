@@ -139,6 +139,17 @@ def test_a_compiled_trace_has_the_same_derivatives(weights, cosine, x64):
                 assert_close(other, one, scale=LARGEST, rtol=rtol, limited_by=reason)
 
 
+def test_gradients_of_numbers_are_numbers_inside_of_a_trace(never_traced, rng):
+    """A gradient at constants inside of a compiled function was an error of nested compilation."""
+    model, goal = cases.pair(cases.DEEP["two bilinear"], rng)
+    slope = jax.grad(lambda model: tnsim.similarity(model, goal, tnsim.TreeSymmetric()))
+    with jax.enable_x64(True):
+        expected = numbers_of(jax.tree.leaves(slope(model)))
+        found = jax.jit(lambda x: [x * one for one in jax.tree.leaves(slope(model))])(2.0)
+    for one, other in zip(expected, found, strict=True):
+        assert_close(other, 2 * one, scale=LARGEST, rtol=1e-13)
+
+
 @pytest.mark.full
 def test_maps_checkpoints_and_second_derivatives(weights, cosine):
     gradient = differentiated(jax.grad, cosine, weights)

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
+from jax.core import Tracer, eval_context
 from jax.custom_derivatives import SymbolicZero
 
 from tnsim.compare.by_kernels import GivenKernels, Kernels, kernels_at_numbers, traced_products
@@ -455,7 +455,9 @@ def differentiated(answer: Answer, a: Any, b: Any, request: Request) -> tuple[An
         others = {n: array for n, array in moving.items() if n not in own}
         if any(isinstance(array, Tracer) for array in moving.values()):
             return jax.jvp(lambda some: traced_whole(others | some), (own,), (changes,))
-        with execution.precision():
+        # Numbers are computed at once, outside of the trace that differentiates: it would follow
+        # every program of the gradient, for a third of a small step.
+        with execution.precision(), eval_context():
             here = comparison._replace(leaves=comparison.leaves | others)
             (number, beside), gradient = number_and_pullback(here, own)
             slopes = gradient()
