@@ -134,13 +134,13 @@ def test_adapters_run_as_their_base_with_both_weights(folders, tmp_path):
     skip_without("peft")
     import peft
     import transformers
+    from safetensors.torch import load_file
 
     base = transformers.GPT2LMHeadModel.from_pretrained(folders[0])
     known = {"target_modules": ["c_attn"], "fan_in_fan_out": True}
     settings = peft.LoraConfig(r=2, init_lora_weights=False, **known)
     tuned = peft.get_peft_model(base, settings)
     tuned.save_pretrained(tmp_path / "checkpoint-5")
-    shutil.copytree(tmp_path / "checkpoint-5", tmp_path / "checkpoint-10")
     data = tnsim.Empirical(np.random.default_rng(0).integers(0, 11, size=(20, 6)))
     net = transformers.GPT2LMHeadModel.from_pretrained(folders[0])
     wanted = tnsim.similarity(net.eval(), tuned.eval(), data)
@@ -149,11 +149,45 @@ def test_adapters_run_as_their_base_with_both_weights(folders, tmp_path):
     assert_close(
         tnsim.similarity(folders[0], adapter, data), wanted, rtol=1e-5, limited_by="float32"
     )
+    shutil.copytree(adapter, older := tmp_path / "checkpoint-10")
+    (older / "adapter_model.safetensors").unlink()
+    torch.save(load_file(adapter / "adapter_model.safetensors"), older / "adapter_model.bin")
     run = tnsim.pairwise(tmp_path, data)
     assert run.a.values.tolist() == [5, 10]
     assert_close(run.similarity.values, np.ones((2, 2)))
     moved = tnsim.change(folders[0], adapter, data)
     assert moved.components[moved.share.argmax()] == "transformer.h.0.attn"
+
+
+class Code:
+    def __reduce__(self):
+        return print, ("run",)
+
+
+def test_folders_of_pickles_are_those_of_safetensors(folders, tmp_path, capfd):
+    """Older repositories have weights as pickles alone, which were refused on inputs."""
+    from safetensors.torch import load_file
+
+    data = tnsim.Empirical(np.random.default_rng(0).integers(0, 11, size=(20, 6)))
+    states = [load_file(folder / "model.safetensors") for folder in folders]
+    steps = [tmp_path / f"checkpoint-{n}" for n in (1, 2)]
+    for step, folder in zip(steps, folders, strict=True):
+        step.mkdir()
+        shutil.copy(folder / "config.json", step)
+    torch.save(states[0], steps[0] / "pytorch_model.bin")
+    places = dict.fromkeys(states[1], "pytorch_model-00002-of-00002.bin")
+    places["transformer.wte.weight"] = "pytorch_model-00001-of-00002.bin"
+    for part in set(places.values()):
+        torch.save({k: v for k, v in states[1].items() if places[k] == part}, steps[1] / part)
+    index = {"metadata": {"total_size": 1}, "weight_map": places}
+    (steps[1] / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    wanted = tnsim.similarity(*folders, data)
+    assert_close(tnsim.similarity(*steps, data), wanted, rtol=1e-12)
+    assert_close(tnsim.pairwise(tmp_path, data).similarity[0, 1], wanted, rtol=1e-12)
+    torch.save({**states[0], "code": Code()}, steps[0] / "pytorch_model.bin")
+    with refused("checkpoint-1: not plain weights", tnsim.CheckpointError):
+        tnsim.similarity(*steps, data)
+    assert "run" not in capfd.readouterr().out
 
 
 def test_files_beside_a_configuration_are_not_its_network(folders, tmp_path):

@@ -217,7 +217,8 @@ def model_file(folder: Path) -> Path | None:
         >>> model_file(Path("nowhere")) is None
         True
     """
-    return next(filter(is_adapter, (folder / name for name in ADAPTERS)), None) or base_file(folder)
+    adapters = (folder / name for name in ADAPTERS if (folder / name).exists())
+    return next(filter(is_adapter, adapters), None) or base_file(folder)
 
 
 def base_file(folder: Path) -> Path | None:

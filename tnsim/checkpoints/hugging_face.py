@@ -1,7 +1,7 @@
 """Folders of Hugging Face as the modules that its library makes of them.
 
-Only networks whose code is the library's own are made, and only of safetensors files: a folder is
-trusted in nothing.
+Only networks whose code is the library's own are made, of safetensors files or of pickles that
+PyTorch reads as weights alone: a folder is trusted in nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any
 
 from tnsim.checkpoints.adapters import adapted, base_of
 from tnsim.checkpoints.configurations import configuration, is_adapter
-from tnsim.checkpoints.folders import model_file
+from tnsim.checkpoints.folders import OLD, model_file
+from tnsim.checkpoints.formats import contents
 from tnsim.checkpoints.guard import naming, refusing
 from tnsim.errors import CheckpointError, require
 
@@ -72,8 +73,7 @@ def module_in(path: str | os.PathLike[str]) -> Any:
     """The network of a folder, in evaluation mode, as a module of PyTorch.
 
     Args:
-        path: Folder with `config.json` and weights as safetensors, or of an adapter over such a
-            folder.
+        path: Folder with `config.json` and weights, or of an adapter over such a folder.
 
     Raises:
         CheckpointError: The folder names no network of the library, or its files are not all of
@@ -96,21 +96,26 @@ def module_in(path: str | os.PathLike[str]) -> Any:
             f"{os.fspath(path)}: config.json names {name!r}, which is no network of transformers "
             f"{transformers.__version__}: load it by its own code and give the module"
         )
+    found = model_file(Path(path))
+    with naming(path):
+        if found is not None:  # damage, and pickles of more than weights, in words of ours
+            contents(found)
     with naming(path), refusing(f"cannot be loaded as {name}"), _without_bars():
         loaded, told = made.from_pretrained(
             path,
             local_files_only=True,
-            use_safetensors=True,
+            use_safetensors=found is None or not found.name.startswith(OLD),
+            weights_only=True,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # told below, by name
         )
     # The library fills what a file lacks with random numbers.
     for kind, said in _FAULTS.items():
         keys = (key if isinstance(key, str) else key[0] for key in told.get(kind, ()))
-        if found := sorted(keys):
-            shown = ", ".join(found[:4]) + (", ..." if len(found) > 4 else "")
+        if faulty := sorted(keys):
+            shown = ", ".join(faulty[:4]) + (", ..." if len(faulty) > 4 else "")
             raise CheckpointError(
-                f"{os.fspath(path)}: {len(found)} tensors of {name} {said}: {shown}; load the "
+                f"{os.fspath(path)}: {len(faulty)} tensors of {name} {said}: {shown}; load the "
                 "network by code of your own and give the module"
             )
     return loaded.eval()
