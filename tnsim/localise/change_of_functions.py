@@ -20,7 +20,7 @@ from tnsim.engine import precision
 from tnsim.engine.precision import Arithmetic
 from tnsim.errors import ModelError, ResultError
 from tnsim.localise.differences import Batch
-from tnsim.localise.exchanges import Split, Unchanged
+from tnsim.localise.exchanges import Split, Unchanged, check_measure
 from tnsim.localise.grams import NEAR, Setting, check_bilinear
 from tnsim.localise.slopes import (
     Nodes,
@@ -83,6 +83,7 @@ class FunctionsExchanged(NamedTuple):
         b: Second model, in the basis of the first.
         parts: Components.
         setting: Metric, precision and budget.
+        of: Measure, see `TOTALS`.
         points: Points of the comparison; None along a plan.
     """
 
@@ -91,27 +92,33 @@ class FunctionsExchanged(NamedTuple):
     b: Model
     parts: tuple[Component, ...]
     setting: Setting
+    of: str
     points: Points | None
 
     how = ""
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """See `Exchanges`."""
+        """Labels of the components."""
         return tuple(part.label for part in self.parts)
 
     @property
     def caveats(self) -> tuple[str, ...]:
-        """See `Exchanges`."""
+        """Differences between the models and the networks they were read from."""
         return caveats(self.given, self.b)
 
     @property
     def length(self) -> float:
-        """See `Exchanges`."""
+        """The norm of b."""
         return self.setting.squared_norm(self.b) ** 0.5
 
-    def split(self, of: str) -> Split:
-        """See `Exchanges`."""
+    def split(self) -> Split:
+        """The change from a to b, split by component.
+
+        Raises:
+            Unchanged: Both are one function.
+        """
+        of = self.of
         exact_nodes(self.switched.degree)  # refused before anything is computed
         total = self.setting.measure(self.a, self.b, of)
         if total <= 0:
@@ -173,14 +180,14 @@ class FunctionsExchanged(NamedTuple):
         alone = tuple(math.prod(orders[part.layer + 1 :]) for part in self.parts)
         return SwitchedModels(_Interpolation(self.parts), (self.a, self.b), alone, degree)
 
-    def swapped(self, of: str, put_back: bool) -> Float[np.ndarray, " components"]:
-        """See `Exchanges`."""
+    def swapped(self, put_back: bool) -> Float[np.ndarray, " components"]:
+        """The measure between b and b with one component of a, or between a and a with one of b."""
         here, there = (self.b, self.a) if put_back else (self.a, self.b)
         pairs = ((here, exchanged(here, there, part)) for part in self.parts)
-        return np.array([self.setting.measure(x, y, of) for x, y in pairs])
+        return np.array([self.setting.measure(x, y, self.of) for x, y in pairs])
 
     def gram(self, total: float) -> Float[np.ndarray, "components components"]:
-        """See `Exchanges`."""
+        """Inner products of the parts of the change."""
         # Parts may be far larger than the change, by the factor that enlarges rounding in shares.
         pair, error = self.certified(total, 2)
         found = gram_of_parts(pair.switched, pair.setting, pair.points)
@@ -192,7 +199,7 @@ class FunctionsExchanged(NamedTuple):
         return found
 
     def differences(self) -> Iterator[Batch]:
-        """See `Exchanges`."""
+        """Outputs of b less those of a on the inputs of the metric."""
         metric = self.setting.metric
         if not isinstance(metric, Empirical):
             raise ModelError(
@@ -208,23 +215,26 @@ class FunctionsExchanged(NamedTuple):
 
 
 def exchange_functions(
-    a: Any, b: Any, setting: Setting, by: Any, ends: bool, align: Any
+    a: Any, b: Any, setting: Setting, of: Any, by: Any, ends: bool, align: Any
 ) -> FunctionsExchanged:
     """Two polynomials whose components are exchanged, in one basis.
 
     Args:
         a, b: Models.
         setting: Metric, precision and budget.
-        by: Granularity of components, as for `change`.
+        of: Measure, as for `change`.
+        by: Granularity of components, as for `change`; None for layers.
         ends: Whether linear layers are components too.
         align: What takes the stream of b to the basis of a, as for `change`.
 
     Raises:
-        ModelError: Components do not correspond.
+        ModelError: Components do not correspond, or there is no such measure.
         UnsupportedLayer: A model has an activation.
         TooLarge: A forward pass is beyond the budget.
     """
+    check_measure(of)
     check_bilinear(setting.metric)
+    by = "layer" if by is None else by
     one, two = with_dense_matrices(a), with_dense_matrices(b)
     check_untraced("change", one, two, setting.metric)
     parts = components_of([one, two], by, linear=ends)
@@ -237,7 +247,7 @@ def exchange_functions(
     # those of neither end.
     middle = interpolated(start, b, np.full(len(parts), 0.5), parts)
     points = setting.points(start, middle, b)
-    return FunctionsExchanged(a, start, b, parts, setting, points)
+    return FunctionsExchanged(a, start, b, parts, setting, of, points)
 
 
 def _basis(a: Model, b: Model, align: Any) -> Float[np.ndarray, "width width"]:

@@ -21,7 +21,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -141,33 +141,6 @@ def _group_of(name: str, by: Any) -> str:
     return ".".join(path) or name
 
 
-class Lineage(Protocol):
-    """Two networks of one lineage, and all between them.
-
-    Attributes:
-        names: Names of the weight tensors.
-        how: What the networks run on, in words.
-        total: The measure between both networks.
-    """
-
-    names: tuple[str, ...]
-    how: str
-    total: float
-
-    @property
-    def length(self) -> float:
-        """The norm of B; NaN where networks have a score."""
-        ...
-
-    def measure(self, first: Switches, second: Switches) -> float:
-        """How far apart two networks of the lineage are."""
-        ...
-
-    def slopes(self, s: float) -> Float[np.ndarray, "groups weights"]:
-        """Derivatives of what is split along B - A at a point of the path, by groups of draws."""
-        ...
-
-
 class OnInputs:
     """A lineage of networks that run on inputs.
 
@@ -176,6 +149,12 @@ class OnInputs:
         ends: The two networks.
         setting: Metric, precision and budget.
         of: Measure that is split, `"distance"` or `"similarity"`.
+
+    Attributes:
+        names: Names of the weight tensors.
+        how: What the networks run on, in words.
+        length: The norm of B.
+        total: The measure between both networks.
     """
 
     def __init__(
@@ -252,6 +231,7 @@ class OnInputs:
 
     @np.errstate(over="ignore", invalid="ignore")  # squares beyond floats are refused by name
     def measure(self, first: Switches, second: Switches) -> float:
+        """How far apart two networks of the lineage are."""
         differing = longer = shorter = ones = 0.0
         for _, number, batch in self._batches():
             x = self._outputs(first, number, batch.inputs)
@@ -277,7 +257,8 @@ class OnInputs:
             y = self._outputs(self.ones, number, batch.inputs)
             yield Batch(np.exp(batch.log_weights), y - x)
 
-    def slopes(self, s: float) -> np.ndarray:
+    def slopes(self, s: float) -> Float[np.ndarray, "groups weights"]:
+        """Derivatives of what is split along B - A at a point of the path, by groups of draws."""
         at = np.full(len(self.names), s)
         if self.of == "similarity":
             products, squares = self._products(at)
@@ -336,9 +317,14 @@ def _of_rows(batch: WeightedPoints, outputs: np.ndarray) -> np.ndarray:
 class ByScore:
     """A lineage whose networks have a score, such as a loss on data of the caller's.
 
+    Its measure is a difference of scores; they have no norm, so that `length` is NaN.
+
     Args:
         network: Network with switches.
         of: Function of the network that returns the score.
+
+    Attributes:
+        names, how, total: As in `OnInputs`.
     """
 
     def __init__(self, network: SwitchedNetwork, of: Callable[[Any], Any]) -> None:
@@ -353,13 +339,15 @@ class ByScore:
         return self.network.score(self.score)
 
     def measure(self, first: Switches, second: Switches) -> float:
+        """The score of the second network less that of the first."""
         values = []
         for switches in (first, second):
             end = _end(switches)
             values.append(self._score_at(switches) if end is None else self.ends[end])
         return values[1] - values[0]
 
-    def slopes(self, s: float) -> np.ndarray:
+    def slopes(self, s: float) -> Float[np.ndarray, "1 weights"]:
+        """Derivatives of the score along B - A at a point of the path."""
         self.network.switch(np.full(len(self.names), s))
         return self.network.slopes_of_score(self.score)[None]
 
@@ -417,6 +405,9 @@ class OfModels:
         a, b: Models of equal layers.
         setting: Metric, precision and budget.
         of: Measure that is split, `"distance"` or `"similarity"`.
+
+    Attributes:
+        names, how, total: As in `OnInputs`.
     """
 
     def __init__(self, a: Model, b: Model, setting: Setting, of: str) -> None:
@@ -437,9 +428,12 @@ class OfModels:
         return jax.tree.unflatten(self.form, self.between.at(switches))
 
     def measure(self, first: Switches, second: Switches) -> float:
+        """How far apart two models of the lineage are."""
         return self.setting.measure(self._model(first), self._model(second), self.of)
 
-    def slopes(self, s: float) -> np.ndarray:
+    def slopes(self, s: float) -> Float[np.ndarray, "1 weights"]:
+        """Derivatives of what is split along B - A at a point of the path."""
+
         def value(switches: Any) -> Any:
             model = self._model(switches)
             if self.of == "distance":
@@ -449,6 +443,10 @@ class OfModels:
         with warnings.catch_warnings(), execution.precision():
             warnings.simplefilter("ignore", CaveatWarning)
             return np.asarray(jax.grad(value)(np.full(len(self.names), s)), np.float64)[None]
+
+
+Lineage: TypeAlias = OnInputs | ByScore | OfModels
+"""Two networks of one lineage, and all between them."""
 
 
 def integral_of_weights(
@@ -545,16 +543,20 @@ class WeightsExchanged(NamedTuple):
 
     @property
     def how(self) -> str:
-        """See `Exchanges`."""
+        """How weights are exchanged, in words."""
         return f"weights exchanged, {self.lineage.how}"
 
     @property
     def length(self) -> float:
-        """See `Exchanges`."""
+        """The norm of b."""
         return self.lineage.length
 
-    def split(self, of: Any) -> Split:
-        """See `Exchanges`."""
+    def split(self) -> Split:
+        """The change from a to b, split by component.
+
+        Raises:
+            Unchanged: Both are one function.
+        """
         total = self.lineage.total
         slopes, error = integral_of_weights(self.lineage, np.stack(self.groups, axis=1))
         share = slopes.sum(axis=0) / total
@@ -567,22 +569,22 @@ class WeightsExchanged(NamedTuple):
         )
         return Split(slopes, share, total, doubts=(doubt,))
 
-    def swapped(self, of: Any, put_back: bool) -> Float[np.ndarray, " components"]:
-        """See `Exchanges`."""
+    def swapped(self, put_back: bool) -> Float[np.ndarray, " components"]:
+        """The measure between b and b with one component of a, or between a and a with one of b."""
         here = np.full(len(self.lineage.names), float(put_back))
         found = [self.lineage.measure(here, abs(here - group)) for group in self.groups]
         check_finite(found)
         return np.array(found)
 
     def gram(self, total: float) -> Float[np.ndarray, "components components"]:
-        """See `Exchanges`."""
+        """Refuse inner products of the parts of the change, which are no functions here."""
         raise ModelError(
             "inner products of parts are computed for polynomials, whose parts are functions: of "
             "other networks read `share`, `removed` and `alone`"
         )
 
     def differences(self) -> Iterator[Batch]:
-        """See `Exchanges`."""
+        """Outputs of b less those of a on the inputs of the metric."""
         if not isinstance(self.lineage, OnInputs):
             raise ModelError(
                 "where on the inputs a change is, is asked of functions on inputs: give "
@@ -616,9 +618,7 @@ def exchange_weights(a: Any, b: Any, setting: Setting, by: Any, of: Any) -> Weig
         a, b = (Partial(outputs_on, all_numbers(with_dense_matrices(model))) for model in (a, b))
     if is_function(a):
         network = switched_network(a, b, getattr(metric, "output", None), setting.dtype)
-        lineage: Any = (
-            ByScore(network, of) if callable(of) else OnInputs(network, (a, b), setting, of)
-        )
+        lineage = ByScore(network, of) if callable(of) else OnInputs(network, (a, b), setting, of)
     else:
         check_untraced("change", a, b, metric)
         lineage = OfModels(a, b, setting, str(of))
