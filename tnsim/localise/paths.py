@@ -209,7 +209,7 @@ def _through(labels: Sequence[str], names: Sequence[str]) -> list[int]:
 
 def _is_of(component: str, name: str) -> bool:
     """Whether a name is that of a component, or of its layer."""
-    return component == name or component.startswith(f"{name} ")
+    return name in (component, " ".join(component.split(" ")[:2]))
 
 
 @overload
@@ -414,9 +414,9 @@ class _Side:
     """A model as a sum of paths.
 
     Args:
-        models: Switched models.
+        models: Switched models; none where paths are made of the units themselves.
         labels: Labels of the paths.
-        signs: Coefficients (paths, models) of the switched models in every path.
+        signs: Coefficients (paths, models) of the switched models, or of the units, in every path.
     """
 
     models: list[Model]
@@ -431,31 +431,31 @@ def _compared(a: Model, b: Model | None, setting: Setting, question: _Question) 
     parts = [components_of([model], question.by) for model in both]
     check_bilinear(setting.metric)
     check_untraced("paths", a, b, setting.metric)
+    degree, dtype = max(model.growth for model in both), setting.dtype
     # Units of single nonlinear layers have an inner product for each pair, read off the kernel. All
     # other components are told apart by switched models.
     if reads_units(both, parts, setting.metric):
-        mantissas, exponent, bra_labels, ket_labels = _by_units(both, parts, setting, question)
-        left_out = None
+        inner, dtype = products_of_units(a, both[-1], (parts[0], parts[-1]), setting), KERNEL_DTYPE
+        bra, ket = (_side_of_units(own, question) for own in (parts[0], parts[-1]))
+        total = abs((bra.signs @ inner.values @ ket.signs.T).sum())
+        rounding = Arithmetic(degree, dtype).rounding
+        error = float(rounding * abs(inner.values).sum() / total) if total else 0.0
     else:
         bra = _side(a, parts[0], question)
         ket = bra if len(both) == 1 else _side(both[1], parts[1], question)
-        inner, error = _settled_gram(bra, ket, setting, max(m.growth for m in both))
-        # Inner products are bilinear, so those of paths are the signed sums over switched models on
-        # both sides.
-        mantissas, exponent = bra.signs @ inner.values @ ket.signs.T, inner.exponent
-        arithmetic = Arithmetic(max(m.growth for m in both), setting.dtype)
-        precision.report(error, "a share of a path", arithmetic)
-        left_out = None
-        if inner.left_out is not None:
-            left_out = bra.signs @ inner.left_out @ ket.signs.T
-        bra_labels, ket_labels = bra.labels, ket.labels
+        inner, error = _settled_gram(bra, ket, setting, degree)
+    precision.report(error, "a share of a path", Arithmetic(degree, dtype))
+    # Inner products are bilinear, so those of paths are the signed sums on both sides.
+    mantissas = bra.signs @ inner.values @ ket.signs.T
+    left_out = None if inner.left_out is None else bra.signs @ inner.left_out @ ket.signs.T
+    bra_labels, ket_labels = bra.labels, ket.labels
     # Matrices that merge paths into the remainder, needed once more for the standard errors.
     rows, columns = np.eye(len(bra_labels)), np.eye(len(ket_labels))
     if question.top is not None:
         bra_labels, rows = _merged(bra_labels, mantissas.sum(axis=1), question.top)
         ket_labels, columns = _merged(ket_labels, mantissas.sum(axis=0), question.top)
         mantissas = rows @ mantissas @ columns.T
-    values = power(mantissas, np.float64(exponent))
+    values = power(mantissas, np.float64(inner.exponent))
     if beyond_float(values, mantissas):
         raise TnsimError(
             f"inner products of paths under {setting.metric.name} are beyond float64 for these "
@@ -468,37 +468,21 @@ def _compared(a: Model, b: Model | None, setting: Setting, question: _Question) 
     return Paths(values, bra_labels, ket_labels, setting.metric.name, exact, error, said)
 
 
-def _by_units(
-    models: Sequence[Model],
-    parts: Sequence[tuple[Component, ...]],
-    setting: Setting,
-    question: _Question,
-) -> tuple[np.ndarray, float, tuple[str, ...], tuple[str, ...]]:
-    """Inner products of the paths through single units, their exponent of two, and the labels."""
-    products = products_of_units(models[0], models[-1], (parts[0], parts[-1]), setting)
-    sides = []
-    for own in parts:
-        told = own
-        if question.within is not None:
-            told = tuple(own[n] for n in chosen(own, question.within))
-        labels = [START, *(_label([part], 1) for part in told)]
-        # The row of each component among the labels; components that are not told apart are always
-        # on and belong to the path of no component, row 0.
-        rows = [0 if part not in told else 1 + told.index(part) for part in own]
-        if question.order == 0:
-            labels, rows = [START, REST], [min(row, 1) for row in rows]
-        matrix = np.zeros((len(labels), 1 + len(own)))
-        # The first column is the path of no component, which is a row of its own.
-        matrix[[0, *rows], range(1 + len(own))] = 1.0
-        sides.append((matrix, tuple(labels)))
-    (first, bra), (second, ket) = sides[0], sides[-1]
-    values = first @ products.values @ second.T
-    total = abs(values.sum())
-    if total:
-        arithmetic = Arithmetic(max(model.growth for model in models), KERNEL_DTYPE)
-        error = float(arithmetic.rounding * abs(products.values).sum() / total)
-        precision.report(error, "a share of a path", arithmetic)
-    return values, products.exponent, bra, ket
+def _side_of_units(parts: Sequence[Component], question: _Question) -> _Side:
+    """How paths are made of the units of a single nonlinear layer."""
+    told = parts
+    if question.within is not None:
+        told = tuple(parts[n] for n in chosen(parts, question.within))
+    labels = [START, *(_label([part], 1) for part in told)]
+    # The row of each component among the labels; components that are not told apart are always on
+    # and belong to the path of no component, row 0.
+    rows = [0 if part not in told else 1 + told.index(part) for part in parts]
+    if question.order == 0:
+        labels, rows = [START, REST], [min(row, 1) for row in rows]
+    matrix = np.zeros((len(labels), 1 + len(parts)))
+    # The first column is the path of no component, which is a row of its own.
+    matrix[[0, *rows], range(1 + len(parts))] = 1.0
+    return _Side([], tuple(labels), matrix)
 
 
 def _settled_gram(bra: _Side, ket: _Side, setting: Setting, degree: float) -> tuple[Gram, float]:

@@ -10,31 +10,18 @@ bias of the layer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float
 
 from tnsim.engine.runtime import execution
-from tnsim.localise.grams import Setting
+from tnsim.localise.grams import Gram, Setting
 from tnsim.models.components import Component
 from tnsim.models.model import Model
 from tnsim.problems.hidden_units import bias_in_outputs, hidden_units, tells_units_apart
 from tnsim.problems.kernel_models import PreparedModel, units_under
 from tnsim.problems.kernels import KERNEL_DTYPE, products_of_parts
 from tnsim.scaled import power
-
-
-class UnitProducts(NamedTuple):
-    """The matrix `values * 2 ** exponent` of inner products of paths.
-
-    Args:
-        values: Inner products, the path of no component first, then each component in order.
-        exponent: Exponent of their common scale.
-    """
-
-    values: Float[np.ndarray, "bra ket"]
-    exponent: float
 
 
 def reads_units(models: Sequence[Model], parts: Sequence[Sequence[Component]], metric: Any) -> bool:
@@ -59,13 +46,16 @@ def reads_units(models: Sequence[Model], parts: Sequence[Sequence[Component]], m
 
 def products_of_units(
     a: Model, b: Model, parts: tuple[Sequence[Component], Sequence[Component]], setting: Setting
-) -> UnitProducts:
+) -> Gram:
     """The inner products of the paths of two models through their hidden units.
 
     Args:
         a, b: Models that `reads_units` accepts.
         parts: Components of each model.
         setting: Gaussian metric of the comparison.
+
+    Returns:
+        A `Gram`, the path of no component first, then each component in order.
     """
     with execution.precision():
         (bra, first), (ket, second) = (
@@ -74,7 +64,7 @@ def products_of_units(
         total: Any = 0.0
         for count, one, two in zip(bra.counts, bra.positions, ket.positions, strict=True):
             total = total + count * products_of_parts(one.first, two.first, (first, second))
-    return UnitProducts(total, float(bra.exponent + ket.exponent))
+    return Gram(total, float(bra.exponent + ket.exponent))
 
 
 def _with_bias(
