@@ -32,7 +32,7 @@ from tnsim.errors import ModelError, TooLarge, UnsupportedLayer
 from tnsim.models import functions
 from tnsim.models.arrays import detached, host_array
 from tnsim.models.checks import Seed, check_comparable, check_numbers, check_untraced, seed_number
-from tnsim.models.forward import as_read, check_inputs, is_tokens, plain_forward
+from tnsim.models.forward import as_read, is_tokens, plain_forward
 from tnsim.models.functions import Function
 from tnsim.models.layers import bias_name, innermost, map_names
 from tnsim.models.model import AnyModel, Model, terms
@@ -252,25 +252,35 @@ def _output_batches(
     # NumPy's overflow warning is silenced: `_check_finite` names the model, input and output.
     with np.errstate(over="ignore", invalid="ignore"):
         for start in range(0, len(x), BATCH):
-            batch = x[start : start + BATCH]
+            batch, outputs = x[start : start + BATCH], np.zeros(())
             if isinstance(model, AnyModel):
-                outputs = _of_model(model, batch)
+                for coefficient, part in terms(model):
+                    outputs = outputs + coefficient * plain_forward(part, read_by(part, batch))
             else:
                 outputs = functions.outputs_of(model, batch)
             yield np.asarray(outputs, np.float64)
 
 
-def _of_model(model: AnyModel, batch: np.ndarray) -> Any:
-    """The outputs of a model; token ids are read without making one-hot vectors of them."""
-    if not is_tokens(batch):
-        if batch.shape[-1] != model.d_in:
-            batch = as_read(model, batch)  # images, which are vectors to a model
-        return model(batch)
-    total: Any = 0
-    for coefficient, part in terms(model):
-        check_inputs(part, batch)
-        total = total + coefficient * plain_forward(part, batch)
-    return total
+def read_by(model: Model, x: np.ndarray) -> np.ndarray:
+    """Inputs as a model reads them, for measures that compare any outputs.
+
+    Args:
+        model: Model; one of vectors also reads whole numbers, and sequences of any length.
+        x: Inputs (n, ...), or token ids.
+
+    Raises:
+        ModelError: The model reads inputs of another shape.
+
+    Example:
+        >>> import tnsim
+        >>> read_by(tnsim.Model([tnsim.Linear([[1.0, 2.0]])]), np.ones((5, 3, 2))).shape
+        (5, 3, 2)
+    """
+    if model.n_ctx is None and is_tokens(x):
+        x = x.astype(np.float64)
+    if model.n_ctx is not None or x.ndim < 3 or x.shape[-1] != model.d_in:
+        x = as_read(model, x)
+    return x
 
 
 @checked

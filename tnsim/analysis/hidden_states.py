@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from tnsim.analysis.baselines import BATCH, Inputs, cka, drawn_inputs
+from tnsim.analysis.baselines import BATCH, Inputs, cka, drawn_inputs, read_by
 from tnsim.analysis.matrices import over_layers
 from tnsim.checkpoints.given import given_model
 from tnsim.engine.budget import Budget
 from tnsim.errors import ModelError, TooLarge
 from tnsim.models.arrays import detached, host_array
 from tnsim.models.checks import Seed
-from tnsim.models.forward import as_read, is_tokens, plain_states
+from tnsim.models.forward import plain_states
 from tnsim.models.functions import array_of, batch_of_inputs, run_module
 from tnsim.models.model import AnyModel, Model
 from tnsim.options import checked, is_list, shown
@@ -209,7 +209,7 @@ class _Network:
         # Inputs keep modules as they are: hooks need the module itself.
         model = given_model(given, inputs=x)
         if isinstance(model, Model):
-            x, run = _read_by(model, x), partial(_states_of_model, model)
+            x, run = read_by(model, x), partial(_states_of_model, model)
         elif hasattr(model, "named_modules"):
             run = partial(_states_of_module, model)
         else:
@@ -304,16 +304,6 @@ def _without_parts(model: Any) -> ModelError:
             "into the nn.Module that it was made from, and give that one"
         )
     return ModelError("the module has no parts with outputs; compare it as a whole")
-
-
-def _read_by(model: Model, x: np.ndarray) -> np.ndarray:
-    """Inputs as a model reads them."""
-    if model.n_ctx is None and is_tokens(x):
-        x = x.astype(np.float64)  # whole numbers of vectors
-    # Layers of vectors also take sequences of any length.
-    if model.n_ctx is not None or x.ndim < 3 or x.shape[-1] != model.d_in:
-        x = as_read(model, x)
-    return x
 
 
 def _states_of_model(model: Model, x: np.ndarray, parts: Collection[str] | None) -> _Seen:
