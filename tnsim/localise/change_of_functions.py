@@ -207,11 +207,11 @@ class FunctionsExchanged(NamedTuple):
                 f"tnsim.Empirical(inputs), found {metric.name}"
             )
         # Weights are float64 here, as they are in `total`, whatever a file holds.
-        both, count = (in_float64(self.a), in_float64(self.b)), len(metric.inputs)
-        for start in range(0, count, _ROWS):
-            rows = metric.inputs[start : start + _ROWS]
+        both, points = (in_float64(self.a), in_float64(self.b)), metric.points(None)
+        for start in range(0, points.count, _ROWS):
+            rows, log_weights = points.block(start, min(start + _ROWS, points.count))
             x, y = (np.asarray(outputs_on(model, rows)) for model in both)
-            yield Batch(np.full(len(rows), 1.0 / count), y - x)
+            yield Batch(np.exp(log_weights), y - x)
 
 
 def exchange_functions(
