@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import numpy as np
@@ -62,25 +62,6 @@ Models: TypeAlias = Any
 modules of PyTorch in their place, and plain functions where inputs are given."""
 
 
-class Outputs(NamedTuple):
-    """Features of the outputs of several models on n inputs.
-
-    Attributes:
-        models: The models, read where they were given as files.
-        features: Arrays in the order of the models.
-        about: Description of the inputs: `inputs`, `samples` and, where they were drawn, `seed`.
-
-    Example:
-        >>> import numpy as np
-        >>> Outputs(["a"], [np.zeros(2)], {"inputs": "given", "samples": 2}).about["samples"]
-        2
-    """
-
-    models: Models
-    features: list[np.ndarray]
-    about: dict[str, Any]
-
-
 def outputs_of(
     models: Models,
     inputs: Inputs,
@@ -88,7 +69,7 @@ def outputs_of(
     feature: Callable[[np.ndarray], np.ndarray],
     output: str | int | None = None,
     one_width: bool = True,
-) -> Outputs:
+) -> tuple[Models, list[np.ndarray], dict[str, Any]]:
     """Run every model once, and keep the features of its outputs that a measure compares.
 
     Args:
@@ -103,7 +84,8 @@ def outputs_of(
         one_width: Whether all outputs need the same shape.
 
     Returns:
-        The models, the features of each, and the description of the inputs.
+        The models, read where they were given as files; the features of each; and the description
+        of the inputs: `inputs`, `samples` and, where they were drawn, `seed`.
 
     Raises:
         ModelError: The models cannot be compared, the inputs do not fit or are not finite, or a
@@ -142,7 +124,7 @@ def outputs_of(
         _check_finite(outputs, n)
         # Only features are kept, as outputs of all models may not fit into memory.
         features.append(feature(outputs))
-    return Outputs(models, features, about)
+    return models, features, about
 
 
 def _first_reader(models: Models) -> AnyModel | None:

@@ -42,6 +42,7 @@ from tnsim.analysis.axes import (
     written,
 )
 from tnsim.analysis.canvas import (
+    COLOURS,
     Canvas,
     Drawing,
     canvas,
@@ -90,16 +91,7 @@ MAX_BARS = 24
 MOST_PARTS = 40
 """Most parts along an axis with room each."""
 _OPERATOR_COLOURS = {SYMMETRISER: "#d62728", COVARIANCE: "#7f7f7f", MEAN: "#111111"}
-_LAYER_COLOURS = (
-    "#1f77b4",
-    "#ff9f40",
-    "#2ca02c",
-    "#9467bd",
-    "#17becf",
-    "#bcbd22",
-    "#e377c2",
-    "#8c564b",
-)
+_LAYER_COLOURS = [colour for colour in COLOURS if colour not in _OPERATOR_COLOURS.values()]
 _SCATTER_PANEL = 3.0
 """Side of a scatter panel in inches."""
 _HEIGHT, _GAP = 0.24, 0.04
