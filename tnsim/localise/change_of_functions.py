@@ -140,7 +140,7 @@ class FunctionsExchanged(NamedTuple):
         if of == "distance":  # the inner products <delta_c, b - a>, by groups of draws
             difference: Any = by_differences(pair.b - pair.a, setting.dtype)
             at = exact_nodes(pair.switched.degree)
-            slopes = integral(pair.switched, at, difference, setting, pair.points)
+            slopes = integral(pair.switched, at, difference)
         else:
             floor = _rounding_of_similarity(pair, total)
             slopes = _of_similarity(pair, total, _CLOSE + error + floor)
@@ -163,10 +163,8 @@ class FunctionsExchanged(NamedTuple):
             power: Number of factors in a result whose rounding is enlarged.
         """
         models = self.a, self.switched.at(0.5), self.b
-        setting, points, error = certified(
-            self.switched, models, target, self.setting, self.points, power
-        )
-        return self._replace(setting=setting, points=points), error
+        switched, error = certified(self.switched, models, target, power)
+        return self._replace(setting=switched.setting, points=switched.points), error
 
     @property
     def switched(self) -> SwitchedModels:
@@ -178,7 +176,8 @@ class FunctionsExchanged(NamedTuple):
             degree = layer.order * degree + any(part.layer == n for part in self.parts)
         orders = [layer.order for layer in self.a.layers]
         alone = tuple(math.prod(orders[part.layer + 1 :]) for part in self.parts)
-        return SwitchedModels(_Interpolation(self.parts), (self.a, self.b), alone, degree)
+        both, build = (self.a, self.b), _Interpolation(self.parts)
+        return SwitchedModels(build, both, alone, degree, self.setting, self.points)
 
     def swapped(self, put_back: bool) -> Float[np.ndarray, " components"]:
         """The measure between b and b with one component of a, or between a and a with one of b."""
@@ -190,7 +189,7 @@ class FunctionsExchanged(NamedTuple):
         """Inner products of the parts of the change."""
         # Parts may be far larger than the change, by the factor that enlarges rounding in shares.
         pair, error = self.certified(total, 2)
-        found = gram_of_parts(pair.switched, pair.setting, pair.points)
+        found = gram_of_parts(pair.switched)
         # Inner products of the parts sum to the total; what they miss is what cancellation took.
         missed = abs(found.sum() / total - 1)
         degree = max(pair.a.degree, pair.b.degree)
@@ -332,7 +331,7 @@ def _norm_and_product(pair: FunctionsExchanged, count: int, near: bool) -> _Valu
         own = pair.switched.at(t)
         other = pair.b - own if near else pair.b
         for target in (other, own):
-            found.append(slope(pair.switched, t, target, pair.setting, pair.points))
+            found.append(slope(pair.switched, t, target))
     cross, own = (zip(*found[n::2], strict=True) for n in (0, 1))
     return tuple(np.array(values) for values in (*cross, *own))
 

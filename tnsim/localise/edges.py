@@ -180,18 +180,20 @@ def edges_between(model: Model, by: str, setting: Setting) -> Edges:
         if n in known:
             degree = max(degree, innermost(layer).order * (1 + degree))
     # In one gate alone the degree is no higher.
-    switched = SwitchedModels(_Wiring(parts, edges), (model,), (degree,) * len(edges), degree)
+    degrees = (degree,) * len(edges)
+    switched = SwitchedModels(_Wiring(parts, edges), (model,), degrees, degree, setting)
     at = exact_nodes(degree)
     whole, norm = switched.at(1.0), setting.squared_norm(model)
     if norm <= 0:
         raise ModelError("the model is the zero function, of which no edge has a share")
     # All gates open but one.
     cuts = [switched.at(1.0 - np.eye(len(edges))[n]) for n in range(len(edges))]
-    points = setting.points(whole)
+    switched = switched._replace(points=setting.points(whole))
     arithmetic = Arithmetic(model.growth, setting.dtype)
-    setting, points, error = certified(switched, [whole], norm, setting, points)
+    switched, error = certified(switched, [whole], norm)
+    setting, points = switched.setting, switched.points
     precision.report(error, "a share of an edge", arithmetic)
-    share = integral(switched, at, model, setting, points).sum(axis=0) / norm
+    share = integral(switched, at, model).sum(axis=0) / norm
     if points is None:
         cut = np.array([setting.squared_norm(whole - other) for other in cuts])
     else:
