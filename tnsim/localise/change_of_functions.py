@@ -16,6 +16,8 @@ from jaxtyping import Float
 from numpy.polynomial.legendre import legvander
 
 from tnsim.compare.by_plans import same_weights
+from tnsim.compare.by_points import points_of
+from tnsim.compare.request import is_exact
 from tnsim.engine import precision
 from tnsim.engine.precision import Arithmetic
 from tnsim.errors import ModelError, ResultError
@@ -152,7 +154,7 @@ class FunctionsExchanged(NamedTuple):
         # has left.
         missed = abs(together.sum() / total - 1)
         precision.report(max(missed, error), "a share of the change", arithmetic)
-        exact = setting.exact(pair.a, pair.b) and of == "distance"
+        exact = is_exact(setting.metric, (pair.a, pair.b)) and of == "distance"
         return Split(slopes, together / together.sum(), total, surroundings, exact)
 
     def certified(self, target: float, power: int) -> tuple[FunctionsExchanged, float]:
@@ -206,7 +208,8 @@ class FunctionsExchanged(NamedTuple):
                 f"tnsim.Empirical(inputs), found {metric.name}"
             )
         # Weights are float64 here, as they are in `total`, whatever a file holds.
-        both, points = (in_float64(self.a), in_float64(self.b)), metric.points(None)
+        both = in_float64(self.a), in_float64(self.b)
+        points: Any = points_of(both, metric)
         for start in range(0, points.count, _ROWS):
             rows, log_weights = points.block(start, min(start + _ROWS, points.count))
             x, y = (np.asarray(outputs_on(model, rows)) for model in both)

@@ -44,7 +44,7 @@ from tnsim.localise.switched_weights import (
 )
 from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.estimate import GaussianEstimate
-from tnsim.metrics.points import Points, WeightedPoints
+from tnsim.metrics.points import WeightedPoints
 from tnsim.models.arrays import is_count
 from tnsim.models.checks import check_untraced
 from tnsim.models.forward import outputs_on
@@ -161,13 +161,13 @@ class OnInputs:
         self, network: SwitchedNetwork, ends: tuple[Any, Any], setting: Setting, of: str
     ) -> None:
         self.network, self.names, self.of = network, network.names, of
-        output = getattr(setting.metric, "output", None)
-        self.how = _inputs_in_words(setting.metric)
-        points: Points | None = points_of((), setting.metric)
-        assert points is not None  # functions are compared on inputs alone
+        metric: Any = setting.metric  # `Empirical`, as functions are compared on inputs alone
+        normal = "normal " if isinstance(metric, GaussianEstimate) else ""
+        self.how = f"on {len(metric.inputs):,} {normal}inputs"
+        points: Any = points_of((), metric)
         few = points.block(0, min(4, points.count)).inputs
         for switch, given in enumerate(ends):
-            check_is_whole(network, given, output, switch, few)
+            check_is_whole(network, given, metric.output, switch, few)
         # Every group has ways back of its own, so groups of draws are few: standard errors are
         # known to a quarter of themselves.
         bounds = groups(points)
@@ -297,13 +297,6 @@ def _cotangent(
     return weights * (target - own * outputs)
 
 
-def _inputs_in_words(metric: Any) -> str:
-    if not isinstance(metric, Empirical):
-        return "compared by exact inner products"
-    normal = "normal " if isinstance(metric, GaussianEstimate) else ""
-    return f"on {len(metric.inputs):,} {normal}inputs"
-
-
 def _end(switches: Switches) -> float | None:
     """0 or 1 for the switches of the first or the second network, None for others."""
     return next((end for end in (0.0, 1.0) if (switches == end).all()), None)
@@ -384,18 +377,14 @@ def with_equal_biases(a: Model, b: Model) -> tuple[Model, Model]:
     def is_none(leaf: Any) -> bool:
         return leaf is None
 
-    flat = [jax.tree_util.tree_flatten_with_path(model, is_leaf=is_none) for model in (a, b)]
-    (first, form), (second, other) = flat
-    if form != other:
+    def filled(path: Any, one: Any, two: Any) -> Any:
+        is_missing = one is None and two is not None and "bias" in jax.tree_util.keystr(path)
+        return np.zeros_like(two) if is_missing else one
+
+    if jax.tree.structure(a, is_leaf=is_none) != jax.tree.structure(b, is_leaf=is_none):
         return a, b
-    leaves: tuple[list[Any], list[Any]] = [], []
-    for (path, one), (_, two) in zip(first, second, strict=True):
-        if "bias" in jax.tree_util.keystr(path) and (one is None) != (two is None):
-            one = np.zeros_like(two) if one is None else one
-            two = np.zeros_like(one) if two is None else two
-        leaves[0].append(one)
-        leaves[1].append(two)
-    return jax.tree.unflatten(form, leaves[0]), jax.tree.unflatten(form, leaves[1])
+    both = partial(jax.tree_util.tree_map_with_path, filled, is_leaf=is_none)
+    return both(a, b), both(b, a)
 
 
 class OfModels:
@@ -411,7 +400,7 @@ class OfModels:
     """
 
     def __init__(self, a: Model, b: Model, setting: Setting, of: str) -> None:
-        self.b, self.of, self.how = b, of, _inputs_in_words(setting.metric)
+        self.b, self.of, self.how = b, of, "compared by exact inner products"
         self.setting = setting
         self.form = jax.tree.structure(b)
         self.between = Between.of(all_numbers(a), all_numbers(b))

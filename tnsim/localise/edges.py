@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from tnsim.compare.request import is_exact
 from tnsim.engine import precision
 from tnsim.engine.precision import Arithmetic
 from tnsim.errors import ModelError
@@ -205,7 +206,7 @@ def edges_between(model: Model, by: str, setting: Setting) -> Edges:
         squares = at_points.total(sums.rows)
         cut = np.asarray(power(squares.mantissa, squares.exponent))
     labels = tuple(_label(parts, edge) for edge in edges)
-    exact, said = setting.exact(model), caveats(model)
+    exact, said = is_exact(setting.metric, [model]), caveats(model)
     return Edges(
         labels, share, cut / norm, 1.0 - float(share.sum()), setting.metric.name, exact, said
     )

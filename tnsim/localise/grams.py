@@ -32,7 +32,7 @@ from tnsim.metrics.protocol import Metric
 from tnsim.models.model import AnyModel, Model
 from tnsim.problems import at_points
 from tnsim.problems.conditioning import amplification, cancellation_at
-from tnsim.problems.tensors.kinds import kinds, nonlinear
+from tnsim.problems.tensors.kinds import kinds
 from tnsim.scaled import LOG_2, Scaled, ScaledSum, power
 
 NEAR = 1e-4
@@ -95,10 +95,6 @@ class Setting:
         longer = self.product(difference, a + b) / (first + second)
         squares = self.product(difference, difference)
         return (squares - longer**2) / (2 * first * second)
-
-    def exact(self, *models: Model) -> bool:
-        """Whether the metric's definition is met exactly, of these models."""
-        return bool(self.metric.is_exact(nonlinear(*map(kinds, models))))
 
     def certified(self, error: float, *models: Model) -> Setting:
         """The setting in which numbers keep their digits, as similarities do.

@@ -32,7 +32,7 @@ from numpy.typing import DTypeLike
 
 from tnsim.checkpoints.load import Series
 from tnsim.compare.numbers import jackknife_error
-from tnsim.compare.request import comparables
+from tnsim.compare.request import comparables, is_exact
 from tnsim.engine import precision
 from tnsim.engine.budget import Budget
 from tnsim.engine.ir.dtypes import dtype_name
@@ -464,7 +464,7 @@ def _compared(a: Model, b: Model | None, setting: Setting, question: _Question) 
     error = None
     if left_out is not None and mantissas.sum():
         error = jackknife_error(_shares(rows @ left_out @ columns.T))
-    exact, said = setting.exact(*both), caveats(*both)
+    exact, said = is_exact(setting.metric, both), caveats(*both)
     return Paths(values, bra_labels, ket_labels, setting.metric.name, exact, error, said)
 
 

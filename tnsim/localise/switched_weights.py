@@ -153,10 +153,7 @@ class _SwitchedModule:
         values = [_floats(module) for module in (first, second, self.network)]
         check_same_weights(*values[:2])
         self.names = tuple(values[2])
-        self.ends = [
-            tuple(values[0][n] for n in self.names),
-            tuple(values[1][n] for n in self.names),
-        ]
+        self.ends = [tuple(end[name] for name in self.names) for end in values[:2]]
         self.places = tuple(values[2].values())
         parameters = {id(parameter) for parameter in self.network.parameters()}
         self.is_buffer = np.array([id(place) not in parameters for place in self.places])
