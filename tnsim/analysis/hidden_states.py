@@ -11,6 +11,7 @@ tells which parts there are; a comparison then holds the states of as many as fi
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -320,7 +321,6 @@ def _states_of_module(module: Any, x: np.ndarray, parts: Collection[str] | None)
     handed: dict[str, str] = {}
     calls: Counter[str] = Counter()
     known: list[tuple[Any, str]] = []  # outputs are kept alive, so that none has the id of another
-    hooks = []
 
     def keep(name: str, part: Any, inputs: Any, outputs: Any) -> None:
         try:
@@ -346,14 +346,11 @@ def _states_of_module(module: Any, x: np.ndarray, parts: Collection[str] | None)
             known.append((array, label))
         states[label] = found
 
-    for name, part in module.named_modules():
-        if name and not _is_program(part):
-            hooks.append(part.register_forward_hook(partial(keep, name)))
-    try:
+    with contextlib.ExitStack() as hooks:
+        for name, part in module.named_modules():
+            if name and not _is_program(part):
+                hooks.enter_context(part.register_forward_hook(partial(keep, name)))
         run_module(module, x)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return _Seen(states, handed)
 
 

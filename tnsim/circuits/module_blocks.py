@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from jaxtyping import Float
 
@@ -262,15 +263,11 @@ def _recorded(module: Any, paths: Iterable[str]) -> Iterator[dict[str, BlockCall
         if hasattr(first, "detach"):
             seen[path] = BlockCall(arguments, named, array(given), array(first))
 
-    handles = [
-        module.get_submodule(path).register_forward_hook(partial(record, path), with_kwargs=True)
-        for path in paths
-    ]
-    try:
+    with contextlib.ExitStack() as hooks:
+        for path in paths:
+            of_path, child = partial(record, path), module.get_submodule(path)
+            hooks.enter_context(child.register_forward_hook(of_path, with_kwargs=True))
         yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextlib.contextmanager
@@ -295,16 +292,16 @@ def _activations_in(module: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield path + name, child
 
 
-def _in_float64(value: Any) -> Any:
+def _in_float64(values: Any) -> Any:
     """Arguments with float64 tensors on the host in the place of others."""
-    if isinstance(value, (tuple, list)):
-        return type(value)(map(_in_float64, value))
-    if isinstance(value, dict):
-        return {key: _in_float64(entry) for key, entry in value.items()}
-    if hasattr(value, "is_floating_point"):
+
+    def of_leaf(value: Any) -> Any:
+        if not hasattr(value, "is_floating_point"):
+            return value
         value = value.to("cpu")
         return value.double() if value.is_floating_point() else value
-    return value
+
+    return jax.tree.map(of_leaf, values)
 
 
 def _applied(map_of: Affine, x: np.ndarray) -> np.ndarray:

@@ -34,7 +34,7 @@ from tnsim.engine.runtime import execution
 from tnsim.errors import CaveatWarning, ModelError, ResultError, TnsimError, TooLarge
 from tnsim.localise.differences import Batch
 from tnsim.localise.exchanges import Split, Unchanged, check_measure
-from tnsim.localise.grams import Setting
+from tnsim.localise.grams import Setting, one_less_cosine
 from tnsim.localise.switched_weights import (
     Between,
     SwitchedNetwork,
@@ -245,10 +245,7 @@ class OnInputs:
             return differing
         if not (shorter and ones):
             raise ModelError("a network is zero on all inputs, so its similarity is undefined")
-        # 1 - cos = (|y - x|^2 - (|y| - |x|)^2) / (2 |x| |y|), which keeps the digits of small
-        # changes.
-        lengths = np.sqrt(shorter), np.sqrt(ones)
-        return float((differing - (longer / sum(lengths)) ** 2) / (2 * lengths[0] * lengths[1]))
+        return float(one_less_cosine(differing, longer, np.sqrt(shorter), np.sqrt(ones)))
 
     def differences(self) -> Iterator[Batch]:
         """Outputs of B less those of A on all inputs."""

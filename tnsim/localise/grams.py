@@ -40,6 +40,24 @@ NEAR = 1e-4
 digits, and nothing is left of it below 1e-16."""
 
 
+def one_less_cosine(squares: float, longer: float, first: float, second: float) -> float:
+    """`1 - cos(a, b)` with the digits that 1 less a cosine near 1 has lost.
+
+    With d = b - a it is `(|d|^2 - (|b| - |a|)^2) / (2 |a| |b|)`, where
+    `|b| - |a| = <d, a + b> / (|a| + |b|)`.
+
+    Args:
+        squares: `|d|^2`.
+        longer: `<d, a + b>`.
+        first, second: `|a|` and `|b|`, above 0.
+
+    Example:
+        >>> one_less_cosine(2.0, 0.0, 1.0, 1.0)
+        1.0
+    """
+    return (squares - (longer / (first + second)) ** 2) / (2 * first * second)
+
+
 @dataclass(frozen=True)
 class Setting:
     """Settings that all comparisons of one question share.
@@ -83,18 +101,13 @@ class Setting:
             return apart if apart > NEAR else self._apart(a, b, apart)
 
     def _apart(self, a: Model, b: Model, rounded: float) -> float:
-        """`1 - similarity(a, b)` of near models, with the digits that 1 less a cosine has lost.
-
-        With d = b - a it is `(|d|^2 - (|b| - |a|)^2) / (2 |a| |b|)`, where
-        `|b| - |a| = <d, a + b> / (|a| + |b|)`; as `rounded` where squares are beyond floats.
-        """
+        """`1 - similarity(a, b)` of near models; as `rounded` where squares are beyond floats."""
         first, second = (math.sqrt(self.squared_norm(model)) for model in (a, b))
         if not 0 < first * second < math.inf:
             return rounded
         difference = b - a
-        longer = self.product(difference, a + b) / (first + second)
-        squares = self.product(difference, difference)
-        return (squares - longer**2) / (2 * first * second)
+        squares, longer = (self.product(difference, other) for other in (difference, a + b))
+        return one_less_cosine(squares, longer, first, second)
 
     def certified(self, error: float, *models: Model) -> Setting:
         """The setting in which numbers keep their digits, as similarities do.
