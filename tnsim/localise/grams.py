@@ -210,7 +210,7 @@ def gram(rows: Sequence[Model], columns: Sequence[Model] | None, setting: Settin
     """
     points = setting.points(*rows, *(columns or ()))
     if points is None:
-        return _along_plans(rows, columns, setting)
+        return along_plans(rows, columns, setting)
     sums = at_points.sums(
         [[(1.0, model)] for model in rows],
         None if columns is None else [[(1.0, model)] for model in columns],
@@ -240,7 +240,10 @@ def _in_one_scale(products: ScaledSum) -> Scaled[Float[np.ndarray, "rows columns
     return Scaled(np.asarray(products.mantissa * factors), top)
 
 
-def _along_plans(rows: Sequence[Model], columns: Sequence[Model] | None, setting: Setting) -> Gram:
+def along_plans(
+    rows: Sequence[AnyModel], columns: Sequence[AnyModel] | None, setting: Setting
+) -> Gram:
+    """The inner products of all rows with all columns, as for `gram`, where no points answer."""
     with warnings.catch_warnings():
         # Switched models may be equal, and the caller has spoken of caveats.
         warnings.simplefilter("ignore", DuplicateWarning)

@@ -38,7 +38,7 @@ from tnsim.engine.precision import Arithmetic
 from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.compiling import compiler_options
 from tnsim.errors import TnsimError, TooLarge
-from tnsim.localise.grams import Setting
+from tnsim.localise.grams import Setting, along_plans
 from tnsim.metrics.points import Points, WeightedPoints
 from tnsim.metrics.protocol import Metric
 from tnsim.models.forward import check_inputs, is_tokens, plain_forward
@@ -495,10 +495,8 @@ def gram_of_parts(switched: SwitchedModels) -> Float[np.ndarray, "players player
     """The inner products `<delta_c, delta_d>` of the parts of all components, float64."""
     at, setting = exact_nodes(switched.degree), switched.setting
     if (sums := parts_as_sums(switched, at, ())) is not None:
-        gram = np.zeros((switched.players, switched.players))
-        for (m, one), (n, two) in itertools.combinations_with_replacement(enumerate(sums), 2):
-            gram[m, n] = gram[n, m] = setting.product(one, two)
-        return gram
+        found = along_plans(sums, None, setting)
+        return found.values * 2.0**found.exponent
     with execution.precision():
         weights = _placed(switched.weights, setting.dtype)
         if switched.points is not None:
