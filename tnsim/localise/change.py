@@ -486,6 +486,8 @@ def _change(a: Any, b: Any, metric: Metric, question: _Question) -> Change:
 def _exchanged(a: Any, b: Any, metric: Metric, question: _Question) -> tuple[Exchanges, Metric]:
     """Two networks whose components are exchanged, and the metric that compares them."""
     by, of, ends, align = question[:4]
+    if not (callable(of) or of in TOTALS):
+        raise ModelError(f"of must be one of {', '.join(TOTALS)}, or a function, found {of!r}")
     a, b, metric, exchanges_weights = _sides(a, b, metric, by, of, question.n_ctx)
     setting = Setting(metric, dtype_name(question.dtype), question.budget)
     if not exchanges_weights:

@@ -22,7 +22,7 @@ from tnsim.engine import precision
 from tnsim.engine.precision import Arithmetic
 from tnsim.errors import ModelError, ResultError
 from tnsim.localise.differences import Batch
-from tnsim.localise.exchanges import Split, Unchanged, check_measure
+from tnsim.localise.exchanges import Split, Unchanged
 from tnsim.localise.grams import NEAR, Setting, check_bilinear
 from tnsim.localise.slopes import (
     Nodes,
@@ -217,24 +217,23 @@ class FunctionsExchanged(NamedTuple):
 
 
 def exchange_functions(
-    a: Any, b: Any, setting: Setting, of: Any, by: Any, ends: bool, align: Any
+    a: Any, b: Any, setting: Setting, of: str, by: Any, ends: bool, align: Any
 ) -> FunctionsExchanged:
     """Two polynomials whose components are exchanged, in one basis.
 
     Args:
         a, b: Models.
         setting: Metric, precision and budget.
-        of: Measure, as for `change`.
+        of: Measure, see `TOTALS`.
         by: Granularity of components, as for `change`; None for layers.
         ends: Whether linear layers are components too.
         align: What takes the stream of b to the basis of a, as for `change`.
 
     Raises:
-        ModelError: Components do not correspond, or there is no such measure.
+        ModelError: Components do not correspond.
         UnsupportedLayer: A model has an activation.
         TooLarge: A forward pass is beyond the budget.
     """
-    check_measure(of)
     check_bilinear(setting.metric)
     by = "layer" if by is None else by
     one, two = with_dense_matrices(a), with_dense_matrices(b)

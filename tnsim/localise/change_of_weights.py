@@ -33,7 +33,7 @@ from tnsim.compare.request import check_comparison
 from tnsim.engine.runtime import execution
 from tnsim.errors import CaveatWarning, ModelError, ResultError, TnsimError, TooLarge
 from tnsim.localise.differences import Batch
-from tnsim.localise.exchanges import Split, Unchanged, check_measure
+from tnsim.localise.exchanges import Split, Unchanged
 from tnsim.localise.grams import Setting, one_less_cosine
 from tnsim.localise.switched_weights import (
     Between,
@@ -598,7 +598,6 @@ def exchange_weights(a: Any, b: Any, setting: Setting, by: Any, of: Any) -> Weig
         said, by = caveats(a, b), "block"
         a, b = with_equal_biases(a, b)
     if not callable(of):
-        check_measure(of)
         check_comparison(a, b, metric)
     if isinstance(metric, Empirical) and are_models:
         a, b = (Partial(outputs_on, all_numbers(with_dense_matrices(model))) for model in (a, b))

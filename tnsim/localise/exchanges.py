@@ -7,7 +7,7 @@ There are two ways to exchange components of two networks a and b: their functio
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -40,19 +40,3 @@ class Split(NamedTuple):
     surroundings: float = 0.0
     exact: bool = False
     doubts: tuple[str, ...] = ()
-
-
-def check_measure(of: Any) -> None:
-    """Refuse a measure of a change that has no name.
-
-    Args:
-        of: Measure, see `TOTALS`.
-
-    Raises:
-        ModelError: There is no such measure.
-
-    Example:
-        >>> check_measure("similarity")
-    """
-    if of not in TOTALS:
-        raise ModelError(f"of must be one of {', '.join(TOTALS)}, or a function, found {of!r}")
