@@ -311,15 +311,13 @@ def layers_and_heads(
         ['head 0', 'head 1', 'whole']
     """
     _check_names(np.asarray(values), labels)
-    split = [tuple(label.split(" ", 2)) for label in labels]
-    rows = list(dict.fromkeys(" ".join(words[:2]) for words in split))
-    columns = sorted(
-        dict.fromkeys(words[2] if len(words) > 2 else "whole" for words in split), key=_column_order
-    )
+    split = [label.split(" ", 2) for label in labels]
+    places = [(" ".join(words[:2]), "".join(words[2:]) or "whole") for words in split]
+    rows = list(dict.fromkeys(row for row, _ in places))
+    columns = sorted({column for _, column in places}, key=_column_order)
     table = np.full((len(rows), len(columns)), np.nan)
-    for words, value in zip(split, np.asarray(values), strict=True):
-        column = columns.index(words[2] if len(words) > 2 else "whole")
-        table[rows.index(" ".join(words[:2])), column] = value
+    for (row, column), value in zip(places, np.asarray(values), strict=True):
+        table[rows.index(row), columns.index(column)] = value
     cells = {at: f"{value:.2g}" for at, value in np.ndenumerate(table) if np.isfinite(value)}
     panel = Panel(table, rows, columns, heading(title), texts=cells)
     scale = around_zero(float(np.nanmax(abs(table))))

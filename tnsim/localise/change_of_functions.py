@@ -217,7 +217,7 @@ class FunctionsExchanged(NamedTuple):
 
 
 def exchange_functions(
-    a: Any, b: Any, setting: Setting, of: str, by: Any, ends: bool, align: Any
+    a: Any, b: Any, setting: Setting, of: Any, by: Any, ends: bool, align: Any
 ) -> FunctionsExchanged:
     """Two polynomials whose components are exchanged, in one basis.
 

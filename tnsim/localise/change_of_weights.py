@@ -190,8 +190,8 @@ class OnInputs:
         self.room = min(_MOST_KEPT, room / 2)
         self.kept: dict[tuple[int, float], np.ndarray] = {}
         self.zeros, self.ones = np.zeros(len(self.names)), np.ones(len(self.names))
-        self.total = self.measure(self.zeros, self.ones)
-        squares = self._products(self.ones)[1]
+        sums = self._sums(self.zeros, self.ones)
+        self.total, squares = self._measured(sums), sums[3]
         check_finite([self.total, squares])
         vanished = max(self.total, squares) < float(np.finfo(np.float64).tiny)
         if vanished and any(batch.values.any() for batch in self.differences()):
@@ -209,14 +209,11 @@ class OnInputs:
                 "split"
             )
 
-    def _batches(self) -> Any:
-        """Number of the group, weights in the shape of outputs, inputs, and their number."""
-        number = 0
+    def _batches(self) -> Iterator[tuple[int, int, WeightedPoints]]:
+        """Number of the group, number of the first input, and inputs with their weights."""
         for group, (start, stop) in enumerate(self.bounds):
             for first in range(start, stop, self.rows):
-                batch: WeightedPoints = self.points.block(first, min(first + self.rows, stop))
-                yield group, number, batch
-                number += 1
+                yield group, first, self.points.block(first, min(first + self.rows, stop))
 
     def _outputs(self, switches: Switches, number: int, inputs: Any) -> np.ndarray:
         end = _end(switches)
@@ -230,22 +227,28 @@ class OnInputs:
         return outputs
 
     @np.errstate(over="ignore", invalid="ignore")  # squares beyond floats are refused by name
-    def measure(self, first: Switches, second: Switches) -> float:
-        """How far apart two networks of the lineage are."""
-        differing = longer = shorter = ones = 0.0
+    def _sums(self, first: Switches, second: Switches) -> Float[np.ndarray, "5"]:
+        """`|y - x|^2`, `<y - x, y + x>`, `|x|^2`, `|y|^2` and `<x, y>` of the outputs x and y."""
+        found = np.zeros(5)
         for _, number, batch in self._batches():
             x = self._outputs(first, number, batch.inputs)
             y = self._outputs(second, number, batch.inputs)
-            weights = _of_rows(batch, x)
-            differing += float((weights * (y - x) ** 2).sum())
-            longer += float((weights * (y - x) * (y + x)).sum())
-            shorter += float((weights * x * x).sum())
-            ones += float((weights * y * y).sum())
+            weights, d = _of_rows(batch, x), y - x
+            factors = (d, d), (d, y + x), (x, x), (y, y), (x, y)
+            found += [float((weights * one * other).sum()) for one, other in factors]
+        return found
+
+    def measure(self, first: Switches, second: Switches) -> float:
+        """How far apart two networks of the lineage are."""
+        return self._measured(self._sums(first, second))
+
+    def _measured(self, sums: Float[np.ndarray, "5"]) -> float:
+        differing, longer, shorter, ones, _ = map(float, sums)
         if self.of == "distance":
             return differing
         if not (shorter and ones):
             raise ModelError("a network is zero on all inputs, so its similarity is undefined")
-        return float(one_less_cosine(differing, longer, np.sqrt(shorter), np.sqrt(ones)))
+        return one_less_cosine(differing, longer, math.sqrt(shorter), math.sqrt(ones))
 
     def differences(self) -> Iterator[Batch]:
         """Outputs of B less those of A on all inputs."""
@@ -258,7 +261,7 @@ class OnInputs:
         """Derivatives of what is split along B - A at a point of the path, by groups of draws."""
         at = np.full(len(self.names), s)
         if self.of == "similarity":
-            products, squares = self._products(at)
+            _, _, squares, _, products = self._sums(at, self.ones)
             if not squares:
                 raise ResultError("a network between the two is zero; use of='distance'")
             # The gradient of <f, b> / (|f| |b|) by f is b / (|f| |b|) - f <f, b> / (|f|^3 |b|).
@@ -275,17 +278,6 @@ class OnInputs:
             self.network.switch(at)
             found[group] += self.network.slopes(batch.inputs, cotangent)
         return found
-
-    @np.errstate(over="ignore", invalid="ignore")
-    def _products(self, switches: Switches) -> tuple[float, float]:
-        """The inner product `<f, b>` and the squared norm `|f|^2` of a network f."""
-        products = squares = 0.0
-        for _, number, batch in self._batches():
-            x = self._outputs(switches, number, batch.inputs)
-            weighted = _of_rows(batch, x) * x
-            products += float((weighted * self._outputs(self.ones, number, batch.inputs)).sum())
-            squares += float((weighted * x).sum())
-        return products, squares
 
 
 def _cotangent(
