@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,12 +23,10 @@ from tnsim.compare.numbers import without_each
 from tnsim.compare.request import CROSS, Question, Request, check_comparison
 from tnsim.compare.routes import cheapest
 from tnsim.compare.similarity import inner, similarity
-from tnsim.engine.budget import Budget
 from tnsim.engine.precision import VISIBLE
 from tnsim.errors import CaveatWarning, DuplicateWarning, ModelError, TooLarge
 from tnsim.metrics.metric import GaussianClosure
 from tnsim.metrics.points import Points
-from tnsim.metrics.protocol import Metric
 from tnsim.models.model import AnyModel, Model
 from tnsim.problems import at_points
 from tnsim.problems.conditioning import amplification, cancellation_at
@@ -58,19 +56,8 @@ def one_less_cosine(squares: float, longer: float, first: float, second: float) 
     return (squares - (longer / (first + second)) ** 2) / (2 * first * second)
 
 
-@dataclass(frozen=True)
-class Setting:
-    """Settings that all comparisons of one question share.
-
-    Args:
-        metric: Metric of the comparison.
-        dtype: Precision of the computation.
-        budget: Limits of the computation.
-    """
-
-    metric: Metric
-    dtype: str
-    budget: Budget
+class Setting(Request):
+    """The request that all comparisons of one question are: metric, precision and budget."""
 
     def inner(self, a: AnyModel, b: AnyModel) -> Any:
         """The inner product of two models."""
@@ -82,8 +69,7 @@ class Setting:
 
     def product(self, first: AnyModel, second: AnyModel) -> float:
         """An inner product with the digits that are left of it, of parts that are summed up."""
-        request = Request(self.metric, self.dtype, self.budget)
-        found = inner_products(first, second, request)
+        found = inner_products(first, second, self)
         value = found.values["AB"]
         return float(power(value.mantissa, value.exponent + found.exponent))
 
@@ -121,7 +107,7 @@ class Setting:
         """
         if self.dtype == "float64" or error <= VISIBLE:
             return self
-        wide = replace(self, dtype="float64")
+        wide = self._replace(dtype="float64")
         try:
             wide.points(*models)
         except TooLarge:
@@ -203,7 +189,7 @@ def gram(rows: Sequence[Model], columns: Sequence[Model] | None, setting: Settin
     Example:
         >>> import numpy as np, tnsim
         >>> lines = [tnsim.Model([tnsim.Linear([[w]])]) for w in (1.0, 3.0)]
-        >>> setting = Setting(tnsim.Empirical([[1.0], [2.0]]), "float64", Budget())
+        >>> setting = Setting(tnsim.Empirical([[1.0], [2.0]]), "float64", tnsim.Budget())
         >>> found = gram(lines, None, setting)
         >>> (found.values * 2.0**found.exponent).round(9).tolist()
         [[2.5, 7.5], [7.5, 22.5]]
