@@ -491,7 +491,13 @@ def draw(network: qtn.TensorNetwork, title: str = "", **drawing: Unpack[Drawing]
     layers = [tag for tag in layer_tags if tag in tags]
     operators = [tag for tag in _OPERATOR_COLOURS if tag in tags]
     has_ket = "B" in tags
-    colours = _operator_colours(layers, operators, chosen)
+    # Colours of layers repeat.
+    colours: dict[str, Any] = {}
+    for n, tag in enumerate(layers):
+        colours[tag] = _LAYER_COLOURS[n % len(_LAYER_COLOURS)]
+        if chosen.cmap is not None:
+            colours[tag] = colour_of(n, len(layers), chosen)
+    colours |= {tag: _OPERATOR_COLOURS[tag] for tag in operators}
     shapes: Any = dict.fromkeys(operators, "D")  # quimb takes one shape, or shapes by tag
     if has_ket:
         shapes = {"B": "s", **shapes}
@@ -506,31 +512,14 @@ def draw(network: qtn.TensorNetwork, title: str = "", **drawing: Unpack[Drawing]
         node_outline_size=0.8,
         ax=axes,
     )
-    entries = []
-    for tag in layers:
-        entries.append(_legend_entry(tag.lower().capitalize(), "o", colours[tag]))
-    for tag in operators:
-        entries.append(_legend_entry(tag.lower(), "D", colours[tag]))
+    entries = [_legend_entry(tag.capitalize(), "o", colours[tag]) for tag in layers]
+    entries += [_legend_entry(tag.lower(), "D", colours[tag]) for tag in operators]
     if has_ket:
         entries.append(_legend_entry("bra (A)", "o", "black", markerfacecolor="white"))
         entries.append(_legend_entry("ket (B)", "s", "black", markerfacecolor="white"))
     axes.legend(handles=entries, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     axes.set_title(heading(title))
     return chosen.figure
-
-
-def _operator_colours(
-    layers: Sequence[str], operators: Sequence[str], chosen: Canvas
-) -> dict[str, Any]:
-    """The colour of every tag; colours of layers repeat."""
-    colours: dict[str, Any] = {}
-    for n, tag in enumerate(layers):
-        colours[tag] = _LAYER_COLOURS[n % len(_LAYER_COLOURS)]
-        if chosen.cmap is not None:
-            colours[tag] = colour_of(n, len(layers), chosen)
-    for tag in operators:
-        colours[tag] = _OPERATOR_COLOURS[tag]
-    return colours
 
 
 def _legend_entry(label: str, marker: str, colour: Any, **style: Any) -> Line2D:
@@ -761,9 +750,7 @@ def check_variables(result: xr.Dataset, names: Sequence[str]) -> None:
     for name in names:
         if name in result:
             continue
-        hint = ""
-        if name == "slices":
-            hint = "; compute the run with slices"
+        hint = "; compute the run with slices" if name == "slices" else ""
         known = ", ".join(map(str, result))
         raise ResultError(f"the result has no variable {name!r}, only {known}{hint}")
 
@@ -848,18 +835,12 @@ def pairwise(
     """
     if kind not in _KINDS:
         raise ResultError(f"a pairwise result is drawn as {', '.join(_KINDS)}, not as {kind!r}")
-    if kind == "slices":
-        names = ("slices",)
-    elif isinstance(variable, str):
-        names = (variable,)
-    else:
-        names = tuple(variable)
+    names = (variable,) if isinstance(variable, str) else tuple(variable)
+    names = ("slices",) if kind == "slices" else names
     if not names:
         raise ResultError("variable names a matrix of the result or several, found none")
     check_variables(result, names)
-    points: tuple[int, ...] = ()
-    if change_points is not None:
-        points = tuple(change_points)
+    points = () if change_points is None else tuple(change_points)
     if points:
         reading.phase_of_rows(points, len(square(result)))
     if not curves:
