@@ -345,11 +345,10 @@ def weight_slices(models: Models, *, names: Sequence[int | str] | None = None) -
     """
     models = given_models(models)
     last = list(map(_output_rows, _of_one_structure(models)))
-    slices = []
-    for output in range(len(last[0])):
-        rows = [weights[output] for weights in last]
-        cosines = measures.cosines(rows, f"writes output {output} with zero weights only")
-        slices.append(cosines)
+    slices = [
+        measures.cosines(rows, f"writes output {output} with zero weights only")
+        for output, rows in enumerate(zip(*last, strict=True))
+    ]
     about = {
         "formula": "<w_a, w_b> / |w_a||w_b|, w the row of the last layer that writes the output",
         "invariant_to": "a factor on the row; all layers below; skip and scale of residuals",

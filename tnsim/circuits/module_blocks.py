@@ -305,9 +305,8 @@ def _in_float64(values: Any) -> Any:
 
 
 def _applied(map_of: Affine, x: np.ndarray) -> np.ndarray:
-    bias = 0.0 if map_of.bias is None else map_of.bias
-    if map_of.weight.ndim == 3 and map_of.bias is not None:
-        bias = map_of.bias[:, None]  # a vector for each head stands at every position
+    # A vector, or one for each head, stands at every position.
+    bias = 0.0 if map_of.bias is None else map_of.bias[..., None, :]
     return x @ map_of.weight.swapaxes(-1, -2) + bias
 
 

@@ -156,17 +156,15 @@ class OwnParts:
             the vocabulary, so that sums over tokens are means.
         """
         embedded, _ = self.ends()
+        lifted = np.column_stack([embedded, np.ones(len(embedded))]).T
         names = self.names("qk")
         left, right, turns = [], [], None
         for name in names:
             core, h = innermost(self.model.layers[name.layer or 0]), name.head or 0
             assert isinstance(core, Attention)  # as `names` says
-            values = []
-            for role in ("q1", "q2", "k1", "k2"):
-                weight, bias = _head_rows(core, role, h)
-                value = weight @ embedded.T
-                values.append(value if bias is None else value + bias[:, None])
-            q1, q2, k1, k2 = values
+            q1, q2, k1, k2 = (
+                _head_rows(core, role, h).lifted() @ lifted for role in ("q1", "q2", "k1", "k2")
+            )
             # Either side takes the root of the mean over tokens, and one of the two factors 1 /
             # d_head.
             share = 1.0 / (core.d_head * len(embedded) ** 0.5)
