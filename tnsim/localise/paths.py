@@ -37,6 +37,7 @@ from tnsim.engine import precision
 from tnsim.engine.budget import Budget
 from tnsim.engine.ir.dtypes import dtype_name
 from tnsim.engine.precision import Arithmetic
+from tnsim.engine.runtime import execution
 from tnsim.errors import ModelError, ResultError, TnsimError, TooLarge
 from tnsim.localise.edges import Edges, EdgeSeries, edges_between, edges_of_run
 from tnsim.localise.grams import Gram, Setting, check_bilinear, gram
@@ -48,7 +49,6 @@ from tnsim.localise.runs import (
     text_of_run,
     text_of_shares,
 )
-from tnsim.localise.unit_paths import products_of_units, reads_units
 from tnsim.metrics.metric import Gaussian, as_metric
 from tnsim.metrics.protocol import Metric
 from tnsim.models.checks import check_numbers, check_untraced
@@ -63,7 +63,9 @@ from tnsim.models.layers import activation_of, affine_maps, bias_name, residual_
 from tnsim.models.model import Model, caveats, with_dense_matrices
 from tnsim.models.origin import warn_of_caveats
 from tnsim.options import checked, shown
-from tnsim.problems.kernels import KERNEL_DTYPE
+from tnsim.problems.hidden_units import bias_in_outputs, hidden_units, tells_units_apart
+from tnsim.problems.kernel_models import PreparedModel, units_under
+from tnsim.problems.kernels import KERNEL_DTYPE, products_of_parts
 from tnsim.scaled import beyond_float, power
 from tnsim.tables import guarantee, html_table
 
@@ -434,8 +436,8 @@ def _compared(a: Model, b: Model | None, setting: Setting, question: _Question) 
     degree, dtype = max(model.growth for model in both), setting.dtype
     # Units of single nonlinear layers have an inner product for each pair, read off the kernel. All
     # other components are told apart by switched models.
-    if reads_units(both, parts, setting.metric):
-        inner, dtype = products_of_units(a, both[-1], (parts[0], parts[-1]), setting), KERNEL_DTYPE
+    if _reads_units(both, parts, setting.metric):
+        inner, dtype = _products_of_units(a, both[-1], (parts[0], parts[-1]), setting), KERNEL_DTYPE
         bra, ket = (_side_of_units(own, question) for own in (parts[0], parts[-1]))
         total = abs((bra.signs @ inner.values @ ket.signs.T).sum())
         rounding = Arithmetic(degree, dtype).rounding
@@ -483,6 +485,68 @@ def _side_of_units(parts: Sequence[Component], question: _Question) -> _Side:
     # The first column is the path of no component, which is a row of its own.
     matrix[[0, *rows], range(1 + len(parts))] = 1.0
     return _Side([], tuple(labels), matrix)
+
+
+def _reads_units(
+    models: Sequence[Model], parts: Sequence[Sequence[Component]], metric: Any
+) -> bool:
+    """Whether the components of some models are the units of single nonlinear layers.
+
+    Args:
+        models: Models under comparison.
+        parts: All components of each model.
+        metric: Metric of the comparison.
+
+    Raises:
+        UnsupportedLayer: A model has an activation, and the metric has no closed form for it.
+    """
+    for model, own in zip(models, parts, strict=True):
+        places = {part.layer for part in own}
+        if not any(part.parts > 1 or part.part is None for part in own):
+            return False
+        if places != {n for n, order in enumerate(model.orders) if order > 1}:
+            return False
+    return tells_units_apart(models, metric)
+
+
+def _products_of_units(
+    a: Model, b: Model, parts: tuple[Sequence[Component], Sequence[Component]], setting: Setting
+) -> Gram:
+    """The inner products of the paths of two models through their hidden units.
+
+    A model of one nonlinear layer, with an activation or without, is a linear map of its hidden
+    units, a constant and the input (`problems.hidden_units`), and every hidden unit is a component.
+    So the inner product of two models is a sum over pairs of components, which is read off before
+    it is summed: entries of the kernel times products of output weights. The path of no component
+    is the input with all constants but the bias of the layer.
+
+    Args:
+        a, b: Models that `_reads_units` accepts.
+        parts: Components of each model.
+        setting: Gaussian metric of the comparison.
+
+    Returns:
+        A `Gram`, the path of no component first, then each component in order.
+    """
+    with execution.precision():
+        (bra, first), (ket, second) = (
+            _with_bias(model, own, setting) for model, own in zip((a, b), parts, strict=True)
+        )
+        total: Any = 0.0
+        for count, one, two in zip(bra.counts, bra.positions, ket.positions, strict=True):
+            total = total + count * products_of_parts(one.first, two.first, (first, second))
+    return Gram(total, float(bra.exponent + ket.exponent))
+
+
+def _with_bias(
+    model: Model, parts: Sequence[Component], setting: Setting
+) -> tuple[PreparedModel, np.ndarray | None]:
+    """A model as prepared, and its bias in the same scale; None where it is no component."""
+    reading = model.d_in, model.n_ctx
+    made = units_under(hidden_units(model), setting.metric, reading, KERNEL_DTYPE)
+    # The bias of the nonlinear layer is told apart from all other constants.
+    bias = bias_in_outputs(model) if parts[-1].part is None else None
+    return made, None if bias is None else power(np.asarray(bias), -made.exponent)
 
 
 def _settled_gram(bra: _Side, ket: _Side, setting: Setting, degree: float) -> tuple[Gram, float]:
