@@ -709,10 +709,10 @@ def test_where_on_the_inputs_polynomials_differ(rng, weights):
         tnsim.Model([tnsim.Bilinear(*[rng.normal(size=(3, 3)).astype(weights) for _ in range(3)])])
         for _ in "ab"
     )
-    x = rng.normal(size=(1030, 3))
-    found = tnsim.change(a, b, tnsim.Empirical(x))
+    x, counts = rng.normal(size=(1030, 3)), rng.uniform(0.5, 2.0, size=1030)
+    found = tnsim.change(a, b, tnsim.Empirical(x, counts))
     wide = [jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), model) for model in (a, b)]
-    squares = ((wide[1](x) - wide[0](x)) ** 2).sum(axis=1) / len(x)
+    squares = ((wide[1](x) - wide[0](x)) ** 2).sum(axis=1) * counts / counts.sum()
     assert_close(found.by_input, squares, rtol=1e-12)
     assert_close(found.by_input.sum(), found.total, rtol=1e-12)
 

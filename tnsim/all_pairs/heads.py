@@ -345,7 +345,7 @@ def _symmetry(kind: str, view: View, *models: Anatomy) -> str:
     if kind == "ov":
         return "any invertible change of basis of the values of a head changes nothing"
     turned = any(
-        isinstance(model, StandardParts) and model.transformer.rotary is not None
+        isinstance(model, StandardParts) and model.transformer.frequencies is not None
         for model in models
     )
     own = any(isinstance(model, OwnParts) for model in models)

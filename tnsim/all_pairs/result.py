@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Unpack
 import numpy as np
 
 from tnsim.analysis import summary as summaries
-from tnsim.analysis.matrices import place_of, shown_labels
+from tnsim.analysis.matrices import shown_labels
 from tnsim.errors import MissingExtra, ResultError, TnsimError, require
 from tnsim.files import Kind, beginning, replacing
 from tnsim.tables import cell, in_words
@@ -166,17 +166,7 @@ class ResultAccessor:
             Traceback (most recent call last):
             tnsim.errors.ResultError: the result has no parts: compare tnsim.parts(series)
         """
-        found = self._result
-        if "part" not in found.dims:
-            raise ResultError("the result has no parts: compare tnsim.parts(series)")
-        places = {}
-        for dim, label, end in (("a", a, 0), ("b", b, -1)):
-            places[dim] = end if label is None else place_of(found[dim], label)
-            if places[dim] is None:
-                shown = ", ".join(map(str, found[dim].values.tolist()[:8]))
-                raise ResultError(f"no model is called {label!r} along {dim}: {shown}")
-        pair = found.assign(distance=self.distance).isel(places)[["distance", "similarity"]]
-        return pair.isel(part=np.argsort(-pair.distance.values, kind="stable"))
+        return summaries.most_changed(self._result, a, b)
 
     def plot(
         self,

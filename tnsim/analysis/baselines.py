@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import numpy as np
@@ -32,7 +32,7 @@ from tnsim.errors import ModelError, TooLarge, UnsupportedLayer
 from tnsim.models import functions
 from tnsim.models.arrays import detached, host_array
 from tnsim.models.checks import Seed, check_comparable, check_numbers, check_untraced, seed_number
-from tnsim.models.forward import as_read, check_inputs, is_tokens, plain_forward
+from tnsim.models.forward import as_read, is_tokens, plain_forward
 from tnsim.models.functions import Function
 from tnsim.models.layers import bias_name, innermost, map_names
 from tnsim.models.model import AnyModel, Model, terms
@@ -62,25 +62,6 @@ Models: TypeAlias = Any
 modules of PyTorch in their place, and plain functions where inputs are given."""
 
 
-class Outputs(NamedTuple):
-    """Features of the outputs of several models on n inputs.
-
-    Attributes:
-        models: The models, read where they were given as files.
-        features: Arrays in the order of the models.
-        about: Description of the inputs: `inputs`, `samples` and, where they were drawn, `seed`.
-
-    Example:
-        >>> import numpy as np
-        >>> Outputs(["a"], [np.zeros(2)], {"inputs": "given", "samples": 2}).about["samples"]
-        2
-    """
-
-    models: Models
-    features: list[np.ndarray]
-    about: dict[str, Any]
-
-
 def outputs_of(
     models: Models,
     inputs: Inputs,
@@ -88,7 +69,7 @@ def outputs_of(
     feature: Callable[[np.ndarray], np.ndarray],
     output: str | int | None = None,
     one_width: bool = True,
-) -> Outputs:
+) -> tuple[Models, list[np.ndarray], dict[str, Any]]:
     """Run every model once, and keep the features of its outputs that a measure compares.
 
     Args:
@@ -103,7 +84,8 @@ def outputs_of(
         one_width: Whether all outputs need the same shape.
 
     Returns:
-        The models, the features of each, and the description of the inputs.
+        The models, read where they were given as files; the features of each; and the description
+        of the inputs: `inputs`, `samples` and, where they were drawn, `seed`.
 
     Raises:
         ModelError: The models cannot be compared, the inputs do not fit or are not finite, or a
@@ -142,7 +124,7 @@ def outputs_of(
         _check_finite(outputs, n)
         # Only features are kept, as outputs of all models may not fit into memory.
         features.append(feature(outputs))
-    return Outputs(models, features, about)
+    return models, features, about
 
 
 def _first_reader(models: Models) -> AnyModel | None:
@@ -252,25 +234,35 @@ def _output_batches(
     # NumPy's overflow warning is silenced: `_check_finite` names the model, input and output.
     with np.errstate(over="ignore", invalid="ignore"):
         for start in range(0, len(x), BATCH):
-            batch = x[start : start + BATCH]
+            batch, outputs = x[start : start + BATCH], np.zeros(())
             if isinstance(model, AnyModel):
-                outputs = _of_model(model, batch)
+                for coefficient, part in terms(model):
+                    outputs = outputs + coefficient * plain_forward(part, read_by(part, batch))
             else:
                 outputs = functions.outputs_of(model, batch)
             yield np.asarray(outputs, np.float64)
 
 
-def _of_model(model: AnyModel, batch: np.ndarray) -> Any:
-    """The outputs of a model; token ids are read without making one-hot vectors of them."""
-    if not is_tokens(batch):
-        if batch.shape[-1] != model.d_in:
-            batch = as_read(model, batch)  # images, which are vectors to a model
-        return model(batch)
-    total: Any = 0
-    for coefficient, part in terms(model):
-        check_inputs(part, batch)
-        total = total + coefficient * plain_forward(part, batch)
-    return total
+def read_by(model: Model, x: np.ndarray) -> np.ndarray:
+    """Inputs as a model reads them, for measures that compare any outputs.
+
+    Args:
+        model: Model; one of vectors also reads whole numbers, and sequences of any length.
+        x: Inputs (n, ...), or token ids.
+
+    Raises:
+        ModelError: The model reads inputs of another shape.
+
+    Example:
+        >>> import tnsim
+        >>> read_by(tnsim.Model([tnsim.Linear([[1.0, 2.0]])]), np.ones((5, 3, 2))).shape
+        (5, 3, 2)
+    """
+    if model.n_ctx is None and is_tokens(x):
+        x = x.astype(np.float64)
+    if model.n_ctx is not None or x.ndim < 3 or x.shape[-1] != model.d_in:
+        x = as_read(model, x)
+    return x
 
 
 @checked
@@ -353,11 +345,10 @@ def weight_slices(models: Models, *, names: Sequence[int | str] | None = None) -
     """
     models = given_models(models)
     last = list(map(_output_rows, _of_one_structure(models)))
-    slices = []
-    for output in range(len(last[0])):
-        rows = [weights[output] for weights in last]
-        cosines = measures.cosines(rows, f"writes output {output} with zero weights only")
-        slices.append(cosines)
+    slices = [
+        measures.cosines(rows, f"writes output {output} with zero weights only")
+        for output, rows in enumerate(zip(*last, strict=True))
+    ]
     about = {
         "formula": "<w_a, w_b> / |w_a||w_b|, w the row of the last layer that writes the output",
         "invariant_to": "a factor on the row; all layers below; skip and scale of residuals",

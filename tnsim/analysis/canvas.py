@@ -352,10 +352,8 @@ def new_figure(**options: Any) -> tuple[Figure, Any]:
         (2,)
     """
     require("matplotlib.figure", "plot", "drawing")
-    grid = {}
-    for name in ("nrows", "ncols", "squeeze", "width_ratios"):
-        if name in options:
-            grid[name] = options.pop(name)
+    of_grid = {"nrows", "ncols", "squeeze", "width_ratios"} & options.keys()
+    grid = {name: options.pop(name) for name in of_grid}
     options.setdefault("layout", "constrained")
     figure = _notebook_figure()(**options)
     return figure, figure.subplots(**grid)

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.analysis.matrices import TOLERANCE, square
-from tnsim.errors import MissingExtra, NegativeEigenvalueWarning, ResultError, warn
+from tnsim.errors import NegativeEigenvalueWarning, ResultError, require, warn
 from tnsim.options import checked
 
 if TYPE_CHECKING:
@@ -270,15 +270,12 @@ def _with_labels(table: xr.DataArray, points: Float[np.ndarray, "K dims"]) -> xr
 
 
 def import_scipy(purpose: str) -> Any:
-    """SciPy with the parts of it that analyses call.
+    """SciPy, of which analyses call several parts.
 
     Args:
         purpose: What needs it, for the message where it is not installed.
     """
-    try:
-        import scipy.cluster.hierarchy
-        import scipy.linalg
-        import scipy.stats
-    except ImportError:
-        raise MissingExtra("scipy", "pairwise", purpose) from None
-    return scipy
+    require("scipy.linalg", "pairwise", purpose)
+    import scipy
+
+    return scipy  # loads its parts when they are named

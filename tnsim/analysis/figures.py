@@ -42,6 +42,7 @@ from tnsim.analysis.axes import (
     written,
 )
 from tnsim.analysis.canvas import (
+    COLOURS,
     Canvas,
     Drawing,
     canvas,
@@ -90,16 +91,7 @@ MAX_BARS = 24
 MOST_PARTS = 40
 """Most parts along an axis with room each."""
 _OPERATOR_COLOURS = {SYMMETRISER: "#d62728", COVARIANCE: "#7f7f7f", MEAN: "#111111"}
-_LAYER_COLOURS = (
-    "#1f77b4",
-    "#ff9f40",
-    "#2ca02c",
-    "#9467bd",
-    "#17becf",
-    "#bcbd22",
-    "#e377c2",
-    "#8c564b",
-)
+_LAYER_COLOURS = [colour for colour in COLOURS if colour not in _OPERATOR_COLOURS.values()]
 _SCATTER_PANEL = 3.0
 """Side of a scatter panel in inches."""
 _HEIGHT, _GAP = 0.24, 0.04
@@ -319,15 +311,13 @@ def layers_and_heads(
         ['head 0', 'head 1', 'whole']
     """
     _check_names(np.asarray(values), labels)
-    split = [tuple(label.split(" ", 2)) for label in labels]
-    rows = list(dict.fromkeys(" ".join(words[:2]) for words in split))
-    columns = sorted(
-        dict.fromkeys(words[2] if len(words) > 2 else "whole" for words in split), key=_column_order
-    )
+    split = [label.split(" ", 2) for label in labels]
+    places = [(" ".join(words[:2]), "".join(words[2:]) or "whole") for words in split]
+    rows = list(dict.fromkeys(row for row, _ in places))
+    columns = sorted({column for _, column in places}, key=_column_order)
     table = np.full((len(rows), len(columns)), np.nan)
-    for words, value in zip(split, np.asarray(values), strict=True):
-        column = columns.index(words[2] if len(words) > 2 else "whole")
-        table[rows.index(" ".join(words[:2])), column] = value
+    for (row, column), value in zip(places, np.asarray(values), strict=True):
+        table[rows.index(row), columns.index(column)] = value
     cells = {at: f"{value:.2g}" for at, value in np.ndenumerate(table) if np.isfinite(value)}
     panel = Panel(table, rows, columns, heading(title), texts=cells)
     scale = around_zero(float(np.nanmax(abs(table))))
@@ -501,7 +491,13 @@ def draw(network: qtn.TensorNetwork, title: str = "", **drawing: Unpack[Drawing]
     layers = [tag for tag in layer_tags if tag in tags]
     operators = [tag for tag in _OPERATOR_COLOURS if tag in tags]
     has_ket = "B" in tags
-    colours = _operator_colours(layers, operators, chosen)
+    # Colours of layers repeat.
+    colours: dict[str, Any] = {}
+    for n, tag in enumerate(layers):
+        colours[tag] = _LAYER_COLOURS[n % len(_LAYER_COLOURS)]
+        if chosen.cmap is not None:
+            colours[tag] = colour_of(n, len(layers), chosen)
+    colours |= {tag: _OPERATOR_COLOURS[tag] for tag in operators}
     shapes: Any = dict.fromkeys(operators, "D")  # quimb takes one shape, or shapes by tag
     if has_ket:
         shapes = {"B": "s", **shapes}
@@ -516,31 +512,14 @@ def draw(network: qtn.TensorNetwork, title: str = "", **drawing: Unpack[Drawing]
         node_outline_size=0.8,
         ax=axes,
     )
-    entries = []
-    for tag in layers:
-        entries.append(_legend_entry(tag.lower().capitalize(), "o", colours[tag]))
-    for tag in operators:
-        entries.append(_legend_entry(tag.lower(), "D", colours[tag]))
+    entries = [_legend_entry(tag.capitalize(), "o", colours[tag]) for tag in layers]
+    entries += [_legend_entry(tag.lower(), "D", colours[tag]) for tag in operators]
     if has_ket:
         entries.append(_legend_entry("bra (A)", "o", "black", markerfacecolor="white"))
         entries.append(_legend_entry("ket (B)", "s", "black", markerfacecolor="white"))
     axes.legend(handles=entries, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     axes.set_title(heading(title))
     return chosen.figure
-
-
-def _operator_colours(
-    layers: Sequence[str], operators: Sequence[str], chosen: Canvas
-) -> dict[str, Any]:
-    """The colour of every tag; colours of layers repeat."""
-    colours: dict[str, Any] = {}
-    for n, tag in enumerate(layers):
-        colours[tag] = _LAYER_COLOURS[n % len(_LAYER_COLOURS)]
-        if chosen.cmap is not None:
-            colours[tag] = colour_of(n, len(layers), chosen)
-    for tag in operators:
-        colours[tag] = _OPERATOR_COLOURS[tag]
-    return colours
 
 
 def _legend_entry(label: str, marker: str, colour: Any, **style: Any) -> Line2D:
@@ -771,9 +750,7 @@ def check_variables(result: xr.Dataset, names: Sequence[str]) -> None:
     for name in names:
         if name in result:
             continue
-        hint = ""
-        if name == "slices":
-            hint = "; compute the run with slices"
+        hint = "; compute the run with slices" if name == "slices" else ""
         known = ", ".join(map(str, result))
         raise ResultError(f"the result has no variable {name!r}, only {known}{hint}")
 
@@ -858,18 +835,12 @@ def pairwise(
     """
     if kind not in _KINDS:
         raise ResultError(f"a pairwise result is drawn as {', '.join(_KINDS)}, not as {kind!r}")
-    if kind == "slices":
-        names = ("slices",)
-    elif isinstance(variable, str):
-        names = (variable,)
-    else:
-        names = tuple(variable)
+    names = (variable,) if isinstance(variable, str) else tuple(variable)
+    names = ("slices",) if kind == "slices" else names
     if not names:
         raise ResultError("variable names a matrix of the result or several, found none")
     check_variables(result, names)
-    points: tuple[int, ...] = ()
-    if change_points is not None:
-        points = tuple(change_points)
+    points = () if change_points is None else tuple(change_points)
     if points:
         reading.phase_of_rows(points, len(square(result)))
     if not curves:

@@ -11,6 +11,7 @@ tells which parts there are; a comparison then holds the states of as many as fi
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -21,14 +22,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from tnsim.analysis.baselines import BATCH, Inputs, cka, drawn_inputs
+from tnsim.analysis.baselines import BATCH, Inputs, cka, drawn_inputs, read_by
 from tnsim.analysis.matrices import over_layers
 from tnsim.checkpoints.given import given_model
 from tnsim.engine.budget import Budget
 from tnsim.errors import ModelError, TooLarge
 from tnsim.models.arrays import detached, host_array
 from tnsim.models.checks import Seed
-from tnsim.models.forward import as_read, is_tokens, plain_states
+from tnsim.models.forward import plain_states
 from tnsim.models.functions import array_of, batch_of_inputs, run_module
 from tnsim.models.model import AnyModel, Model
 from tnsim.options import checked, is_list, shown
@@ -209,7 +210,7 @@ class _Network:
         # Inputs keep modules as they are: hooks need the module itself.
         model = given_model(given, inputs=x)
         if isinstance(model, Model):
-            x, run = _read_by(model, x), partial(_states_of_model, model)
+            x, run = read_by(model, x), partial(_states_of_model, model)
         elif hasattr(model, "named_modules"):
             run = partial(_states_of_module, model)
         else:
@@ -306,16 +307,6 @@ def _without_parts(model: Any) -> ModelError:
     return ModelError("the module has no parts with outputs; compare it as a whole")
 
 
-def _read_by(model: Model, x: np.ndarray) -> np.ndarray:
-    """Inputs as a model reads them."""
-    if model.n_ctx is None and is_tokens(x):
-        x = x.astype(np.float64)  # whole numbers of vectors
-    # Layers of vectors also take sequences of any length.
-    if model.n_ctx is not None or x.ndim < 3 or x.shape[-1] != model.d_in:
-        x = as_read(model, x)
-    return x
-
-
 def _states_of_model(model: Model, x: np.ndarray, parts: Collection[str] | None) -> _Seen:
     """Outputs after the layers of a model, on a batch."""
     # State n stands behind the layer of the number before it.
@@ -330,7 +321,6 @@ def _states_of_module(module: Any, x: np.ndarray, parts: Collection[str] | None)
     handed: dict[str, str] = {}
     calls: Counter[str] = Counter()
     known: list[tuple[Any, str]] = []  # outputs are kept alive, so that none has the id of another
-    hooks = []
 
     def keep(name: str, part: Any, inputs: Any, outputs: Any) -> None:
         try:
@@ -356,14 +346,11 @@ def _states_of_module(module: Any, x: np.ndarray, parts: Collection[str] | None)
             known.append((array, label))
         states[label] = found
 
-    for name, part in module.named_modules():
-        if name and not _is_program(part):
-            hooks.append(part.register_forward_hook(partial(keep, name)))
-    try:
+    with contextlib.ExitStack() as hooks:
+        for name, part in module.named_modules():
+            if name and not _is_program(part):
+                hooks.enter_context(part.register_forward_hook(partial(keep, name)))
         run_module(module, x)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return _Seen(states, handed)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from jaxtyping import Float, Int
 
-from tnsim.errors import MissingExtra, ModelError, ResultError
+from tnsim.errors import ModelError, ResultError, require
 from tnsim.options import shown
 
 if TYPE_CHECKING:
@@ -409,8 +409,7 @@ def is_symmetric(values: Float[np.ndarray, "K K"]) -> bool:
 
 
 def _import_xarray() -> Any:
-    try:
-        import xarray
-    except ImportError:
-        raise MissingExtra("xarray", "pairwise", "a labelled matrix of similarities") from None
+    require("xarray", "pairwise", "a labelled matrix of similarities")
+    import xarray
+
     return xarray

@@ -34,15 +34,11 @@ def cosines(rows: Sequence[Float[np.ndarray, " size"]], zero: str) -> Float[np.n
         >>> cosines([np.array([3.0, 0.0]), np.array([3.0, 4.0])], "is zero").round(3).tolist()
         [[1.0, 0.6], [0.6, 1.0]]
     """
-    scaled = []
-    for n, row in enumerate(rows):
-        size = np.abs(row).max()
-        if size == 0:
-            raise ModelError(f"model {n} {zero}: its cosine with anything is undefined")
-        scaled.append(row / size)  # the largest entry is 1, so no square overflows
-    stacked = np.array(scaled)
-    stacked /= np.linalg.norm(stacked, axis=1, keepdims=True)
-    return np.clip(stacked @ stacked.T, -1.0, 1.0)
+    units = np.concatenate([directions(row[None]) for row in rows])
+    is_zero = ~units.any(1)
+    if is_zero.any():
+        raise ModelError(f"model {is_zero.argmax()} {zero}: its cosine with anything is undefined")
+    return np.clip(units @ units.T, -1.0, 1.0)
 
 
 def directions(outputs: Float[np.ndarray, "*n out"]) -> Float[np.ndarray, "rows out"]:

@@ -149,11 +149,10 @@ def segmentations(similarity: Matrix, up_to: int) -> list[Segmentation]:
             f"{count} models can be divided into 1 to {count} phases, not into {up_to!r}"
         )
     labels = squared["a"].values.tolist()
-    divisions = []
-    for change_points, cost in _best_divisions(squared.values, up_to):
-        starting = tuple(labels[row] for row in change_points)
-        divisions.append(Segmentation(change_points, starting, cost))
-    return divisions
+    return [
+        Segmentation(change_points, tuple(labels[row] for row in change_points), cost)
+        for change_points, cost in _best_divisions(squared.values, up_to)
+    ]
 
 
 def _best_divisions(

@@ -297,16 +297,11 @@ def _packed_matrix(values: Float[np.ndarray, "A B"], decimals: int) -> dict[str,
         kept = values.ravel().astype(float)
     if np.array_equal(kept, np.rint(kept)):
         decimals = 0
-    scaled: list[int | None] = []
-    for value in kept.tolist():
-        number = None
-        if np.isfinite(value):
-            number = round(value * 10**decimals)
-        scaled.append(number)
+    each = zip(kept.tolist(), np.isfinite(kept), strict=True)
     return {
         "symmetric": symmetric,
         "decimals": decimals,
-        "values": scaled,
+        "values": [round(value * 10**decimals) if finite else None for value, finite in each],
         "scale": scale._asdict(),
     }
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tnsim.analysis.matrices import is_one_set, matrix, square
+from tnsim.analysis.matrices import is_one_set, matrix, place_of, square
 from tnsim.analysis.phases import segmentations
 from tnsim.errors import ResultError
 
@@ -55,6 +55,28 @@ def distance(result: xr.Dataset) -> xr.DataArray:
         )
     apart: Any = np.sqrt(apart)
     return apart.transpose(*result["similarity"].dims).rename("distance")
+
+
+def most_changed(result: xr.Dataset, a: Any = None, b: Any = None) -> xr.Dataset:
+    """The parts of a result whose functions moved furthest, see `result.tnsim.most_changed`.
+
+    Args:
+        result: Result of a run over parts.
+        a, b: Labels of two models; None for the first row and the last column.
+
+    Raises:
+        ResultError: The result has no parts, or a label is unknown.
+    """
+    if "part" not in result.dims:
+        raise ResultError("the result has no parts: compare tnsim.parts(series)")
+    places = {}
+    for dim, label, end in (("a", a, 0), ("b", b, -1)):
+        places[dim] = end if label is None else place_of(result[dim], label)
+        if places[dim] is None:
+            shown = ", ".join(map(str, result[dim].values.tolist()[:8]))
+            raise ResultError(f"no model is called {label!r} along {dim}: {shown}")
+    pair = result.assign(distance=distance(result)).isel(places)[["distance", "similarity"]]
+    return pair.isel(part=np.argsort(-pair["distance"].values, kind="stable"))
 
 
 def copies(result: xr.Dataset) -> dict[int, int]:
@@ -247,16 +269,13 @@ def _of_parts(result: xr.Dataset, one_set: bool) -> list[str]:
     said = [f"{result.sizes['part']} parts of {counted}; from {first} to {last} moved furthest:"]
     if not {"log_norm_a", "log_norm_b", "kind"} <= set(result.variables):
         return [f"{result.sizes['part']} parts of {counted}."]  # with similarities alone
-    found = distance(result).transpose("part", "a", "b").values[:, 0, -1]
-    alike = result["similarity"].transpose("part", "a", "b").values[:, 0, -1]
-    kinds = result["kind"].values
-    for kind in dict.fromkeys(kinds.tolist()):
+    moved = most_changed(result)
+    labels, apart, alike = (moved[name].values for name in ("part", "distance", "similarity"))
+    for kind in dict.fromkeys(result["kind"].values.tolist()):
         # Outputs of one kind have one meaning, so that their distances can be compared.
-        own = np.flatnonzero(kinds == kind)
-        named = own[np.argsort(-found[own], kind="stable")][:_NAMED]
         parts = [
-            f"{result['part'].values[n]} (|b - a| {found[n]:.3g}, similarity {_shown(alike[n])})"
-            for n in named
+            f"{labels[n]} (|b - a| {apart[n]:.3g}, similarity {_shown(alike[n])})"
+            for n in np.flatnonzero(moved["kind"].values == kind)[:_NAMED]
         ]
         said.append(f"{kind}: {', '.join(parts)}.")
     return said

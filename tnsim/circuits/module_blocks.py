@@ -10,9 +10,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from jaxtyping import Float
 
@@ -61,7 +62,6 @@ class PartsOfModule(StandardParts):
 
     module: Any = None
     _held: set[tuple[str, int | None]] = field(default_factory=set, repr=False)
-    _calls: dict[str, BlockCall] = field(default_factory=dict, repr=False)
 
     def part(self, name: PartName, view: View) -> Model:
         """The model of a part, compared with its block the first time.
@@ -106,7 +106,9 @@ class PartsOfModule(StandardParts):
     def _check_block(self, kind: str, i: int) -> None:
         layout, transformer = self.transformer.layout, self.transformer
         place = transformer.path(i)
-        arguments, named = self._block_calls()[i]
+        if place not in self._calls:
+            raise UnsupportedLayer(f"the module does not call {place} when it runs")
+        arguments, named = _in_float64(self._calls[place][:2])
         block = copy_of(self.module.get_submodule(place)).to("cpu").double().eval()
         is_heads = kind == "heads"
         before = layout.attention_norm if is_heads else layout.mlp_norm
@@ -116,7 +118,6 @@ class PartsOfModule(StandardParts):
         rng = torch.Generator().manual_seed(0)
         shape = (BATCH, POSITIONS, transformer.width)
         states = torch.randn(shape, generator=rng, dtype=torch.float64)
-        arguments, named = _in_float64((arguments, named))
         if arguments:
             arguments = (states, *arguments[1:])
         else:
@@ -191,7 +192,7 @@ class PartsOfModule(StandardParts):
 
     def _check_ends(self) -> None:
         """Compare embeddings and logits in the module's own dtype, at some tokens."""
-        transformer, seen = self.transformer, self._run()
+        transformer, seen = self.transformer, self._calls
         tokens = self._tokens()
         first = seen[transformer.path(0)]
         start = array((*first.arguments, *first.named.values())[0])
@@ -229,37 +230,25 @@ class PartsOfModule(StandardParts):
         count = len(self.transformer.embedding())
         return np.random.default_rng(0).integers(0, count, (BATCH, POSITIONS))
 
-    def _block_calls(self) -> list[tuple[tuple, dict[str, Any]]]:
-        """Arguments with which the module calls its blocks, such as masks and rotations."""
-        seen = self._run()
-        calls = []
-        for i in range(self.transformer.layers):
-            path = self.transformer.path(i)
-            if path not in seen:
-                raise UnsupportedLayer(f"the module does not call {path} when it runs")
-            calls.append((seen[path].arguments, seen[path].named))
-        return calls
-
-    def _run(self) -> Mapping[str, BlockCall]:
+    @cached_property
+    def _calls(self) -> Mapping[str, BlockCall]:
         """One run of the module on random tokens, with the calls of blocks and final norm."""
-        if not self._calls:
-            torch = require_torch()
-            layers = map(self.transformer.path, range(self.transformer.layers))
-            paths = [*layers, self.transformer.final_norm_path, ""]
-            module = self.module
-            device = next(module.parameters()).device
-            tokens = torch.as_tensor(self._tokens(), device=device)
-            with _recorded(module, paths) as seen, _evaluating(module):
-                try:
-                    module(input_ids=tokens, use_cache=False)
-                except Exception as reason:
-                    raise ModelError(
-                        f"this {type(module).__name__} does not run on tokens, so its parts are "
-                        f"not compared with it ({reason}): take the parts of its files, "
-                        "tnsim.parts(folder)"
-                    ) from reason
-            self._calls.update(seen)
-        return self._calls
+        torch = require_torch()
+        layers = map(self.transformer.path, range(self.transformer.layers))
+        paths = [*layers, self.transformer.final_norm_path, ""]
+        module = self.module
+        device = next(module.parameters()).device
+        tokens = torch.as_tensor(self._tokens(), device=device)
+        with _recorded(module, paths) as seen, _evaluating(module):
+            try:
+                module(input_ids=tokens, use_cache=False)
+            except Exception as reason:
+                raise ModelError(
+                    f"this {type(module).__name__} does not run on tokens, so its parts are not "
+                    f"compared with it ({reason}): take the parts of its files, "
+                    "tnsim.parts(folder)"
+                ) from reason
+        return seen
 
 
 @contextlib.contextmanager
@@ -274,15 +263,11 @@ def _recorded(module: Any, paths: Iterable[str]) -> Iterator[dict[str, BlockCall
         if hasattr(first, "detach"):
             seen[path] = BlockCall(arguments, named, array(given), array(first))
 
-    handles = [
-        module.get_submodule(path).register_forward_hook(partial(record, path), with_kwargs=True)
-        for path in paths
-    ]
-    try:
+    with contextlib.ExitStack() as hooks:
+        for path in paths:
+            of_path, child = partial(record, path), module.get_submodule(path)
+            hooks.enter_context(child.register_forward_hook(of_path, with_kwargs=True))
         yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextlib.contextmanager
@@ -307,22 +292,21 @@ def _activations_in(module: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield path + name, child
 
 
-def _in_float64(value: Any) -> Any:
+def _in_float64(values: Any) -> Any:
     """Arguments with float64 tensors on the host in the place of others."""
-    if isinstance(value, (tuple, list)):
-        return type(value)(map(_in_float64, value))
-    if isinstance(value, dict):
-        return {key: _in_float64(entry) for key, entry in value.items()}
-    if hasattr(value, "is_floating_point"):
+
+    def of_leaf(value: Any) -> Any:
+        if not hasattr(value, "is_floating_point"):
+            return value
         value = value.to("cpu")
         return value.double() if value.is_floating_point() else value
-    return value
+
+    return jax.tree.map(of_leaf, values)
 
 
 def _applied(map_of: Affine, x: np.ndarray) -> np.ndarray:
-    bias = 0.0 if map_of.bias is None else map_of.bias
-    if map_of.weight.ndim == 3 and map_of.bias is not None:
-        bias = map_of.bias[:, None]  # a vector for each head stands at every position
+    # A vector, or one for each head, stands at every position.
+    bias = 0.0 if map_of.bias is None else map_of.bias[..., None, :]
     return x @ map_of.weight.swapaxes(-1, -2) + bias
 
 

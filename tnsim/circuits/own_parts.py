@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tnsim.circuits.standard_parts import Circuits, PartName, View, is_held, listed, score
-from tnsim.circuits.transformer import Affine, Rotary
+from tnsim.circuits.transformer import Affine, key_turns
 from tnsim.errors import UnsupportedLayer
 from tnsim.models.activated import Elementwise
 from tnsim.models.attention import Attention
@@ -156,23 +156,21 @@ class OwnParts:
             the vocabulary, so that sums over tokens are means.
         """
         embedded, _ = self.ends()
+        lifted = np.column_stack([embedded, np.ones(len(embedded))]).T
         names = self.names("qk")
         left, right, turns = [], [], None
         for name in names:
             core, h = innermost(self.model.layers[name.layer or 0]), name.head or 0
             assert isinstance(core, Attention)  # as `names` says
-            values = []
-            for role in ("q1", "q2", "k1", "k2"):
-                weight, bias = _head_rows(core, role, h)
-                value = weight @ embedded.T
-                values.append(value if bias is None else value + bias[:, None])
-            q1, q2, k1, k2 = values
+            q1, q2, k1, k2 = (
+                _head_rows(core, role, h).lifted() @ lifted for role in ("q1", "q2", "k1", "k2")
+            )
             # Either side takes the root of the mean over tokens, and one of the two factors 1 /
             # d_head.
             share = 1.0 / (core.d_head * len(embedded) ** 0.5)
             left.append(share * _row_products(q1, q2))
             right.append(share * _row_products(k1, k2))
-            turns = _key_turns(core, view)
+            turns = key_turns(core.frequencies, core.d_head, view.distances)
         if turns is not None:
             # Products of two scores turn both factors at once.
             turns = np.stack([np.kron(turn, turn) for turn in turns])
@@ -180,19 +178,19 @@ class OwnParts:
 
     def _qk(self, core: Attention, h: int, view: View) -> Model:
         said = "products of two scores, before the mask"
-        turns = _key_turns(core, view)
+        turns = key_turns(core.frequencies, core.d_head, view.distances)
         if turns is None:
             turns = np.eye(core.d_head)[None]
         else:
             said += f", of keys {listed(view.distances)} before their query"
-        pairs = []
+        queries, keys = [], []
         for n in "12":
             key = _head_rows(core, f"k{n}", h)
-            keys = [key.turned(turn) for turn in turns]
-            # The layer divides by d_head^2, which each of both scores shares.
-            pairs.append(score(_head_rows(core, f"q{n}", h), keys, 1.0 / core.d_head))
+            keys += [key.turned(turn) for turn in turns]
+            queries += [_head_rows(core, f"q{n}", h)] * len(turns)
         count = len(turns)
-        both = _side_by_side(*pairs)
+        # The layer divides by d_head^2, which each of both scores shares.
+        both = score(queries, keys, 1.0 / core.d_head)
         # The second layer multiplies the two scores of each distance.
         first, second = np.hsplit(np.eye(2 * count), 2)
         return self._part_model([both, Bilinear(first.T, second.T, np.eye(count))], said)
@@ -219,12 +217,6 @@ class OwnParts:
         return Model(layers, None, Origin("part of a model", said, caveats))
 
 
-def _key_turns(core: Attention, view: View) -> np.ndarray | None:
-    """Rotations between query and key, distance by distance; None without RoPE."""
-    frequencies = core.frequencies
-    return None if frequencies is None else Rotary(frequencies).turns(core.d_head, view.distances)
-
-
 def _row_products(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Products of every row of a matrix with every row of another, entry by entry."""
     return (first[:, None] * second[None]).reshape(-1, first.shape[-1])
@@ -237,20 +229,3 @@ def _head_rows(core: Attention, role: str, h: int) -> Affine:
     rows = slice(h * len(weight) // core.n_heads, (h + 1) * len(weight) // core.n_heads)
     bias = getattr(core, bias_name(role))
     return Affine(weight[rows], None if bias is None else np.asarray(bias, np.float64)[rows])
-
-
-def _side_by_side(one: Bilinear, other: Bilinear) -> Bilinear:
-    """A layer with the outputs of two layers."""
-
-    def stacked(name: str) -> np.ndarray | None:
-        arrays = [getattr(layer, name) for layer in (one, other)]
-        if all(array is None for array in arrays):
-            return None
-        zero = np.zeros(one.rank)
-        return np.concatenate([zero if array is None else array for array in arrays])
-
-    outputs, rank = one.down.shape
-    down = np.zeros((2 * outputs, 2 * rank))
-    down[:outputs, :rank], down[outputs:, rank:] = one.down, other.down
-    left, right = (np.concatenate([getattr(one, n), getattr(other, n)]) for n in ("left", "right"))
-    return Bilinear(left, right, down, stacked("left_bias"), stacked("right_bias"))

@@ -81,7 +81,7 @@ class View(NamedTuple):
         """
         if not self.centred:
             return key
-        if transformer.rotary is not None:
+        if transformer.frequencies is not None:
             raise UnsupportedLayer(
                 "scores with rotated keys have a mean that depends on the distance, which softmax "
                 "sees: leave centred out"
@@ -200,7 +200,7 @@ class StandardParts:
             # The query stands still, and each distance turns the key.
             keys = [key.turned(turn) for turn in turns]
             said += f", of keys {listed(view.distances)} before their query"
-        scores = score(query, keys, transformer.score_scale(i))
+        scores = score([query] * len(keys), keys, transformer.score_scale(i))
         return self._part_model([scores], said, self._reads_from("attention", i, view))
 
     def _ov(self, i: int, h: int, view: View) -> Model:
@@ -213,19 +213,19 @@ class StandardParts:
 
     def _mlp(self, i: int, view: View) -> Model:
         transformer = self.transformer
-        block, norm = transformer.block(i), transformer.mlp_norm(i)
-        function = activation_of(block.activation)
-        up, (down, bias) = view.behind(norm, block.up), block.down
+        up, gate, (down, bias) = transformer.block(i)
+        norm, function = transformer.mlp_norm(i), activation_of(transformer.activation)
+        up = view.behind(norm, up)
         layers: list[Layer]
-        if block.gate is not None:
-            gate = view.behind(norm, block.gate)
+        if gate is not None:
+            gate = view.behind(norm, gate)
             layers = [Gated(gate.weight, up.weight, down, function, gate.bias, up.bias, bias)]
         elif function.name == "identity":
             layers = [Linear(*up), Linear(down, bias)]
         else:
             # Without a gate the block is three plain layers.
             layers = [Linear(*up), Elementwise(function), Linear(down, bias)]
-        said = f"what the block adds to the stream, by the activation {block.activation}"
+        said = f"what the block adds to the stream, by the activation {transformer.activation}"
         return self._part_model(layers, said, self._reads_from("the MLP", i, view))
 
     def _direct_path(self, view: View) -> Model:
@@ -289,35 +289,37 @@ class Circuits(NamedTuple):
     turns: np.ndarray | None
 
 
-def score(query: Affine, keys: Sequence[Affine], scale: float) -> Bilinear:
-    """The bilinear form of a head's scores.
+def score(queries: Sequence[Affine], keys: Sequence[Affine], scale: float) -> Bilinear:
+    """The bilinear forms of scores.
 
     Args:
-        query: Map of the query, of the stream at its position.
-        keys: Maps of the key, turned by a distance each.
+        queries: Maps of the query, of the stream at its position, one for each score.
+        keys: Maps of the key, such as of a head at each distance.
         scale: Factor of the scores.
 
     Returns:
-        A layer that reads a query's and a key's stream side by side, and gives a score for each
-        distance.
+        A layer that reads a query's and a key's stream side by side, and gives every score.
 
     Example:
-        >>> layer = score(Affine(np.eye(1), None), [Affine(2 * np.eye(1), None)], 0.5)
+        >>> layer = score([Affine(np.eye(1), None)], [Affine(2 * np.eye(1), None)], 0.5)
         >>> layer(np.array([3.0, 5.0]))
         array([15.])
     """
-    rows, width = query.weight.shape
+    rows, width = keys[0].weight.shape
     zero = np.zeros((rows, width))
-    count = len(keys)
-    # A query in front of its keys, (x, y): queries read x, keys read y.
-    left = np.tile(np.hstack([query.weight, zero]), (count, 1))
+    # A query in front of its key, (x, y): queries read x, keys read y.
+    left = np.vstack([np.hstack([query.weight, zero]) for query in queries])
     right = np.vstack([np.hstack([zero, key.weight]) for key in keys])
-    # One output for each distance, the sum over the coordinates of a head.
-    down = np.kron(np.eye(count), np.full((1, rows), scale))
-    query_bias = None if query.bias is None else np.tile(query.bias, count)
-    key_biases = [key.bias for key in keys if key.bias is not None]
-    key_bias = np.concatenate(key_biases) if key_biases else None
-    return Bilinear(left, right, down, query_bias, key_bias)
+    # Each score is the sum over the coordinates of a head.
+    down = np.kron(np.eye(len(keys)), np.full((1, rows), scale))
+    return Bilinear(left, right, down, _all_biases(queries), _all_biases(keys))
+
+
+def _all_biases(maps: Sequence[Affine]) -> np.ndarray | None:
+    """The biases of maps one behind the other, None where none has any."""
+    if all(each.bias is None for each in maps):
+        return None
+    return np.concatenate([each.lifted()[:, -1] for each in maps])
 
 
 def _of_head(maps: Affine, h: int) -> Affine:

@@ -53,51 +53,34 @@ class Affine(NamedTuple):
         return Affine(turn @ self.weight, None if self.bias is None else turn @ self.bias)
 
 
-class Rotary(NamedTuple):
-    """Rotation of queries and keys by their positions (RoPE).
+def key_turns(
+    frequencies: Float[np.ndarray, " half"] | None, d_head: int, distances: Sequence[int]
+) -> Float[np.ndarray, "distances d_head d_head"] | None:
+    """Matrices R with `q^T R k` for the score of a key some positions before its query (RoPE).
 
     The coordinates (i, i + n) with n frequencies are turned by position * frequencies[i], others
-    stay.
+    stay. A query at position s and a key at position t have the score
+    `(R_s q)^T (R_t k) = q^T R_(t-s) k`, and the distance is s - t.
 
-    Attributes:
-        frequencies: Angles for each position, in radians.
+    Args:
+        frequencies: Angles for each position, in radians; None without rotations.
+        d_head: Coordinates of a query.
+        distances: Positions by which keys stand before their queries.
+
+    Returns:
+        Matrices, distance by distance; None without rotations.
+
+    Example:
+        >>> key_turns(np.array([np.pi / 2]), 3, [1]).round(9).tolist()
+        [[[0.0, 1.0, 0.0], [-1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]]
     """
-
-    frequencies: Float[np.ndarray, " half"]
-
-    def turns(
-        self, d_head: int, distances: Sequence[int]
-    ) -> Float[np.ndarray, "distances d_head d_head"]:
-        """Matrices R with `q^T R k` for the score of a key some positions before its query.
-
-        A query at position s and a key at position t have the score
-        `(R_s q)^T (R_t k) = q^T R_(t-s) k`, and the distance is s - t.
-
-        Example:
-            >>> Rotary(np.array([np.pi / 2])).turns(3, [1]).round(9).tolist()
-            [[[0.0, 1.0, 0.0], [-1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]]
-        """
-        whole = np.tile(np.eye(d_head), (len(distances), 1, 1))
-        rotated = 2 * len(self.frequencies)
-        # The key stands before its query, so it is turned back by the distance.
-        whole[:, :rotated, :rotated] = turns(-np.multiply.outer(distances, self.frequencies))
-        return whole
-
-
-class Block(NamedTuple):
-    """The maps of an MLP block, of the normalised stream.
-
-    Attributes:
-        up: Map into the hidden units.
-        gate: Map whose activation multiplies the hidden units; None for an MLP without a gate.
-        down: Map out of the hidden units.
-        activation: Name of the activation, of the gate, if any.
-    """
-
-    up: Affine
-    gate: Affine | None
-    down: Affine
-    activation: str
+    if frequencies is None:
+        return None
+    whole = np.tile(np.eye(d_head), (len(distances), 1, 1))
+    rotated = 2 * len(frequencies)
+    # The key stands before its query, so it is turned back by the distance.
+    whole[:, :rotated, :rotated] = turns(-np.multiply.outer(distances, frequencies))
+    return whole
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,17 +216,17 @@ class Transformer:
         return float(epsilon)
 
     @cached_property
-    def rotary(self) -> Rotary | None:
-        """The rotation of queries and keys, None for a table of positions."""
+    def frequencies(self) -> Float[np.ndarray, " half"] | None:
+        """The angles by which queries and keys are turned, None for a table of positions."""
         if self.layout.positions is not None:
             return None
-        return rotary_of(self.config, self.d_head, self.layout.rotary_share)
+        return frequencies_of(self.config, self.d_head, self.layout.rotary_share)
 
     def turns(
         self, distances: Sequence[int]
     ) -> Float[np.ndarray, "distances d_head d_head"] | None:
         """Rotations between queries and keys at some distances, None for a table of positions."""
-        return None if self.rotary is None else self.rotary.turns(self.d_head, distances)
+        return key_turns(self.frequencies, self.d_head, distances)
 
     @property
     def activation(self) -> str:
@@ -280,7 +263,7 @@ class Transformer:
         mask: Any = windows if any(windows) else None
         if name == "gemma":
             mask = bool(config.get("use_bidirectional_attention"))
-        rotated = None if self.rotary is None else self.rotary.frequencies.tolist()
+        rotated = None if self.frequencies is None else self.frequencies.tolist()
         return {
             "number of layers": self.layers,
             "numbers and width of heads": (self.heads, self.groups, self.d_head),
@@ -331,20 +314,16 @@ class Transformer:
         """Name of the norm before the unembedding, as in the module or file."""
         return self.root + self.layout.final_norm
 
-    def _array_of(self, name: str) -> Float[np.ndarray, "..."] | None:
-        """A tensor in float64, None where it is absent; a tensor of a file is not kept."""
+    def _shaped_array(self, name: str, shape: tuple[int | None, ...]) -> Any:
+        """A tensor of a known shape in float64, None where it is absent; a size of None may be any.
+
+        A tensor of a file is not kept.
+        """
         if name not in self.state:
             return None
         array = self._stored_array(name).astype(np.float64)
         if not np.isfinite(array).all():
             raise ModelError(f"tensor {printable(name, 120)!r} has entries that are not finite")
-        return array
-
-    def _shaped_array(self, name: str, shape: tuple[int | None, ...]) -> Any:
-        """A tensor of a known shape, None where it is absent; a size of None may be any."""
-        array = self._array_of(name)
-        if array is None:
-            return None
         fits = array.ndim == len(shape)
         # Shapes are checked against the configuration, which names alone do not tell.
         if not fits or any(n not in (None, m) for n, m in zip(shape, array.shape, strict=True)):
@@ -355,17 +334,15 @@ class Transformer:
             )
         return array
 
-    def _matrix_of(self, name: str, rows: int | None, columns: int | None) -> Any:
-        """The matrix (rows, columns) of a module of a layer."""
-        shape = (columns, rows) if self.layout.transposed else (rows, columns)
-        weight = self._shaped_array(f"{name}.weight", shape)
+    def _map_of(self, i: int, module: str, rows: int | None, columns: int | None) -> Affine:
+        """The map of a module of layer i, of a matrix (rows, columns)."""
+        name, stored = self.path(i, module), (rows, columns)
+        weight = self._shaped_array(
+            f"{name}.weight", stored[::-1] if self.layout.transposed else stored
+        )
         if weight is None:
             raise ModelError(f"tensor {printable(name, 120) + '.weight'!r} is missing")
-        return weight.T if self.layout.transposed else weight
-
-    def _map_of(self, i: int, module: str, rows: int | None, columns: int | None) -> Affine:
-        name = self.path(i, module)
-        weight = self._matrix_of(name, rows, columns)
+        weight = weight.T if self.layout.transposed else weight
         return Affine(weight, self._shaped_array(f"{name}.bias", (weight.shape[0],)))
 
     def _norm_of(self, name: str) -> Norm:
@@ -449,15 +426,20 @@ class Transformer:
         """The bias of the output map of layer i, which belongs to no head."""
         return self._map_of(i, self.layout.o, self.width, self.heads * self.d_head).bias
 
-    def block(self, i: int) -> Block:
-        """The MLP of layer i, behind the norm."""
+    def block(self, i: int) -> tuple[Affine, Affine | None, Affine]:
+        """The maps of the MLP of layer i, behind the norm.
+
+        Returns:
+            The map into the hidden units; the map whose activation multiplies them, None for an MLP
+            without a gate; and the map out of them.
+        """
         up = self._map_of(i, self.layout.up, None, self.width)
         hidden = up.weight.shape[0]
         gate = None
         if self.layout.gate is not None:
             gate = self._map_of(i, self.layout.gate, hidden, self.width)
         down = self._map_of(i, self.layout.down, self.width, hidden)
-        return Block(up, gate, down, self.activation)
+        return up, gate, down
 
     def embedding(self) -> Float[np.ndarray, "vocabulary width"]:
         """The table of tokens, as the stream begins with it."""
@@ -516,8 +498,10 @@ class Transformer:
         return Affine(weight, self._shaped_array(f"{name}.bias", (weight.shape[0],)))
 
 
-def rotary_of(config: Mapping[str, Any], d_head: int, share: float | None) -> Rotary:
-    """The rotation that a configuration describes.
+def frequencies_of(
+    config: Mapping[str, Any], d_head: int, share: float | None
+) -> Float[np.ndarray, " half"]:
+    """The angles by which queries and keys are turned for each position, by a configuration.
 
     Args:
         config: Contents of config.json.
@@ -533,7 +517,7 @@ def rotary_of(config: Mapping[str, Any], d_head: int, share: float | None) -> Ro
             says two things.
 
     Example:
-        >>> rotary_of({"rope_theta": 100.0}, 4, None).frequencies.round(9).tolist()
+        >>> frequencies_of({"rope_theta": 100.0}, 4, None).round(9).tolist()
         [1.0, 0.1]
 
     Source:
@@ -576,7 +560,7 @@ def rotary_of(config: Mapping[str, Any], d_head: int, share: float | None) -> Ro
         )
     if not np.isfinite(frequencies).all():
         raise ModelError(f"the factors of rotations in config.json divide by zero: {settings!r}")
-    return Rotary(frequencies)
+    return frequencies
 
 
 def _rotary_settings(config: Mapping[str, Any], share: float | None) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 The modules in their reading order:
 
     grams                inner products of many models that share layers
-    paths, unit_paths    a model split by the components, or the units, that a signal goes through
+    paths                a model split by the components, or the units, that a signal goes through
     slopes               integrals of derivatives along a segment of switches
     edges                paths split by the legs that read a component
     runs                 checkpoints of a run, and tables of what was found of each

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, overload
 
 import numpy as np
 from jaxtyping import Float
@@ -32,10 +32,10 @@ from tnsim.compare.request import Comparable, comparables, estimated, with_metri
 from tnsim.engine.budget import Budget
 from tnsim.engine.ir.dtypes import dtype_name
 from tnsim.errors import CaveatWarning, ModelError, warn
-from tnsim.localise.change_of_functions import exchange_functions
-from tnsim.localise.change_of_weights import exchange_weights, name_of
+from tnsim.localise.change_of_functions import FunctionsExchanged, exchange_functions
+from tnsim.localise.change_of_weights import WeightsExchanged, exchange_weights, name_of
 from tnsim.localise.differences import by_input, directions
-from tnsim.localise.exchanges import TOTALS, Exchanges, Unchanged, check_measure
+from tnsim.localise.exchanges import TOTALS, Unchanged
 from tnsim.localise.grams import Setting
 from tnsim.localise.runs import Run, checkpoints_of, largest, table_of_run, text_of_run
 from tnsim.metrics.empirical import Empirical
@@ -50,6 +50,8 @@ from tnsim.tables import guarantee, html_table
 if TYPE_CHECKING:
     import xarray as xr
 
+Exchanges: TypeAlias = FunctionsExchanged | WeightsExchanged
+"""Two networks a and b whose components are exchanged."""
 _SHOWN = 8
 """Most components of a table in a notebook."""
 _NO_LINEAGE = (
@@ -101,7 +103,7 @@ class Change:
 
         Of a score it is the score of b with one component put back, less that of b.
         """
-        return self._exchanges.swapped(self.of, True)
+        return self._exchanges.swapped(True)
 
     @cached_property
     def alone(self) -> Float[np.ndarray, " components"]:
@@ -109,7 +111,7 @@ class Change:
 
         Of a score it is the score of a with one component of b, less that of a.
         """
-        return self._exchanges.swapped(self.of, False)
+        return self._exchanges.swapped(False)
 
     @cached_property
     def matrix(self) -> Float[np.ndarray, "components components"]:
@@ -455,7 +457,7 @@ def _change(a: Any, b: Any, metric: Metric, question: _Question) -> Change:
     """The change between two networks, see `change`."""
     exchanges, metric = _exchanged(a, b, metric, question)
     of = question.of
-    split = exchanges.split(of)
+    split = exchanges.split()
     warn_of_caveats(exchanges.caveats)
     found = Change(
         exchanges.labels,
@@ -484,12 +486,12 @@ def _change(a: Any, b: Any, metric: Metric, question: _Question) -> Change:
 def _exchanged(a: Any, b: Any, metric: Metric, question: _Question) -> tuple[Exchanges, Metric]:
     """Two networks whose components are exchanged, and the metric that compares them."""
     by, of, ends, align = question[:4]
+    if not (callable(of) or of in TOTALS):
+        raise ModelError(f"of must be one of {', '.join(TOTALS)}, or a function, found {of!r}")
     a, b, metric, exchanges_weights = _sides(a, b, metric, by, of, question.n_ctx)
     setting = Setting(metric, dtype_name(question.dtype), question.budget)
     if not exchanges_weights:
-        check_measure(of)
-        by = "layer" if by is None else by
-        return exchange_functions(a, b, setting, by, ends, align), metric
+        return exchange_functions(a, b, setting, of, by, ends, align), metric
     if ends or align is not None:
         raise ModelError(
             "ends= and align= are for polynomials: here every weight belongs to a component, and "
@@ -568,7 +570,7 @@ def moved_by(
     question = _Question(by, n_ctx=n_ctx, dtype=dtype)
     exchanges, _ = _exchanged(a, b, metric, question)
     # Rounding may take the squared norm of no difference below 0.
-    back = np.sqrt(np.maximum(exchanges.swapped(question.of, True), 0.0))
+    back = np.sqrt(np.maximum(exchanges.swapped(True), 0.0))
     return dict(zip(exchanges.labels, (back / exchanges.length).tolist(), strict=True))
 
 

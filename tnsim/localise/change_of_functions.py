@@ -16,6 +16,8 @@ from jaxtyping import Float
 from numpy.polynomial.legendre import legvander
 
 from tnsim.compare.by_plans import same_weights
+from tnsim.compare.by_points import points_of
+from tnsim.compare.request import is_exact
 from tnsim.engine import precision
 from tnsim.engine.precision import Arithmetic
 from tnsim.errors import ModelError, ResultError
@@ -83,6 +85,7 @@ class FunctionsExchanged(NamedTuple):
         b: Second model, in the basis of the first.
         parts: Components.
         setting: Metric, precision and budget.
+        of: Measure, see `TOTALS`.
         points: Points of the comparison; None along a plan.
     """
 
@@ -91,27 +94,33 @@ class FunctionsExchanged(NamedTuple):
     b: Model
     parts: tuple[Component, ...]
     setting: Setting
+    of: str
     points: Points | None
 
     how = ""
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """See `Exchanges`."""
+        """Labels of the components."""
         return tuple(part.label for part in self.parts)
 
     @property
     def caveats(self) -> tuple[str, ...]:
-        """See `Exchanges`."""
+        """Differences between the models and the networks they were read from."""
         return caveats(self.given, self.b)
 
     @property
     def length(self) -> float:
-        """See `Exchanges`."""
+        """The norm of b."""
         return self.setting.squared_norm(self.b) ** 0.5
 
-    def split(self, of: str) -> Split:
-        """See `Exchanges`."""
+    def split(self) -> Split:
+        """The change from a to b, split by component.
+
+        Raises:
+            Unchanged: Both are one function.
+        """
+        of = self.of
         exact_nodes(self.switched.degree)  # refused before anything is computed
         total = self.setting.measure(self.a, self.b, of)
         if total <= 0:
@@ -133,7 +142,7 @@ class FunctionsExchanged(NamedTuple):
         if of == "distance":  # the inner products <delta_c, b - a>, by groups of draws
             difference: Any = by_differences(pair.b - pair.a, setting.dtype)
             at = exact_nodes(pair.switched.degree)
-            slopes = integral(pair.switched, at, difference, setting, pair.points)
+            slopes = integral(pair.switched, at, difference)
         else:
             floor = _rounding_of_similarity(pair, total)
             slopes = _of_similarity(pair, total, _CLOSE + error + floor)
@@ -145,7 +154,7 @@ class FunctionsExchanged(NamedTuple):
         # has left.
         missed = abs(together.sum() / total - 1)
         precision.report(max(missed, error), "a share of the change", arithmetic)
-        exact = setting.exact(pair.a, pair.b) and of == "distance"
+        exact = is_exact(setting.metric, (pair.a, pair.b)) and of == "distance"
         return Split(slopes, together / together.sum(), total, surroundings, exact)
 
     def certified(self, target: float, power: int) -> tuple[FunctionsExchanged, float]:
@@ -156,10 +165,8 @@ class FunctionsExchanged(NamedTuple):
             power: Number of factors in a result whose rounding is enlarged.
         """
         models = self.a, self.switched.at(0.5), self.b
-        setting, points, error = certified(
-            self.switched, models, target, self.setting, self.points, power
-        )
-        return self._replace(setting=setting, points=points), error
+        switched, error = certified(self.switched, models, target, power)
+        return self._replace(setting=switched.setting, points=switched.points), error
 
     @property
     def switched(self) -> SwitchedModels:
@@ -171,19 +178,20 @@ class FunctionsExchanged(NamedTuple):
             degree = layer.order * degree + any(part.layer == n for part in self.parts)
         orders = [layer.order for layer in self.a.layers]
         alone = tuple(math.prod(orders[part.layer + 1 :]) for part in self.parts)
-        return SwitchedModels(_Interpolation(self.parts), (self.a, self.b), alone, degree)
+        both, build = (self.a, self.b), _Interpolation(self.parts)
+        return SwitchedModels(build, both, alone, degree, self.setting, self.points)
 
-    def swapped(self, of: str, put_back: bool) -> Float[np.ndarray, " components"]:
-        """See `Exchanges`."""
+    def swapped(self, put_back: bool) -> Float[np.ndarray, " components"]:
+        """The measure between b and b with one component of a, or between a and a with one of b."""
         here, there = (self.b, self.a) if put_back else (self.a, self.b)
         pairs = ((here, exchanged(here, there, part)) for part in self.parts)
-        return np.array([self.setting.measure(x, y, of) for x, y in pairs])
+        return np.array([self.setting.measure(x, y, self.of) for x, y in pairs])
 
     def gram(self, total: float) -> Float[np.ndarray, "components components"]:
-        """See `Exchanges`."""
+        """Inner products of the parts of the change."""
         # Parts may be far larger than the change, by the factor that enlarges rounding in shares.
         pair, error = self.certified(total, 2)
-        found = gram_of_parts(pair.switched, pair.setting, pair.points)
+        found = gram_of_parts(pair.switched)
         # Inner products of the parts sum to the total; what they miss is what cancellation took.
         missed = abs(found.sum() / total - 1)
         degree = max(pair.a.degree, pair.b.degree)
@@ -192,7 +200,7 @@ class FunctionsExchanged(NamedTuple):
         return found
 
     def differences(self) -> Iterator[Batch]:
-        """See `Exchanges`."""
+        """Outputs of b less those of a on the inputs of the metric."""
         metric = self.setting.metric
         if not isinstance(metric, Empirical):
             raise ModelError(
@@ -200,22 +208,24 @@ class FunctionsExchanged(NamedTuple):
                 f"tnsim.Empirical(inputs), found {metric.name}"
             )
         # Weights are float64 here, as they are in `total`, whatever a file holds.
-        both, count = (in_float64(self.a), in_float64(self.b)), len(metric.inputs)
-        for start in range(0, count, _ROWS):
-            rows = metric.inputs[start : start + _ROWS]
+        both = in_float64(self.a), in_float64(self.b)
+        points: Any = points_of(both, metric)
+        for start in range(0, points.count, _ROWS):
+            rows, log_weights = points.block(start, min(start + _ROWS, points.count))
             x, y = (np.asarray(outputs_on(model, rows)) for model in both)
-            yield Batch(np.full(len(rows), 1.0 / count), y - x)
+            yield Batch(np.exp(log_weights), y - x)
 
 
 def exchange_functions(
-    a: Any, b: Any, setting: Setting, by: Any, ends: bool, align: Any
+    a: Any, b: Any, setting: Setting, of: Any, by: Any, ends: bool, align: Any
 ) -> FunctionsExchanged:
     """Two polynomials whose components are exchanged, in one basis.
 
     Args:
         a, b: Models.
         setting: Metric, precision and budget.
-        by: Granularity of components, as for `change`.
+        of: Measure, see `TOTALS`.
+        by: Granularity of components, as for `change`; None for layers.
         ends: Whether linear layers are components too.
         align: What takes the stream of b to the basis of a, as for `change`.
 
@@ -225,6 +235,7 @@ def exchange_functions(
         TooLarge: A forward pass is beyond the budget.
     """
     check_bilinear(setting.metric)
+    by = "layer" if by is None else by
     one, two = with_dense_matrices(a), with_dense_matrices(b)
     check_untraced("change", one, two, setting.metric)
     parts = components_of([one, two], by, linear=ends)
@@ -237,7 +248,7 @@ def exchange_functions(
     # those of neither end.
     middle = interpolated(start, b, np.full(len(parts), 0.5), parts)
     points = setting.points(start, middle, b)
-    return FunctionsExchanged(a, start, b, parts, setting, points)
+    return FunctionsExchanged(a, start, b, parts, setting, of, points)
 
 
 def _basis(a: Model, b: Model, align: Any) -> Float[np.ndarray, "width width"]:
@@ -322,7 +333,7 @@ def _norm_and_product(pair: FunctionsExchanged, count: int, near: bool) -> _Valu
         own = pair.switched.at(t)
         other = pair.b - own if near else pair.b
         for target in (other, own):
-            found.append(slope(pair.switched, t, target, pair.setting, pair.points))
+            found.append(slope(pair.switched, t, target))
     cross, own = (zip(*found[n::2], strict=True) for n in (0, 1))
     return tuple(np.array(values) for values in (*cross, *own))
 

@@ -21,7 +21,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -33,8 +33,8 @@ from tnsim.compare.request import check_comparison
 from tnsim.engine.runtime import execution
 from tnsim.errors import CaveatWarning, ModelError, ResultError, TnsimError, TooLarge
 from tnsim.localise.differences import Batch
-from tnsim.localise.exchanges import Split, Unchanged, check_measure
-from tnsim.localise.grams import Setting
+from tnsim.localise.exchanges import Split, Unchanged
+from tnsim.localise.grams import Setting, one_less_cosine
 from tnsim.localise.switched_weights import (
     Between,
     SwitchedNetwork,
@@ -44,7 +44,7 @@ from tnsim.localise.switched_weights import (
 )
 from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.estimate import GaussianEstimate
-from tnsim.metrics.points import Points, WeightedPoints
+from tnsim.metrics.points import WeightedPoints
 from tnsim.models.arrays import is_count
 from tnsim.models.checks import check_untraced
 from tnsim.models.forward import outputs_on
@@ -141,33 +141,6 @@ def _group_of(name: str, by: Any) -> str:
     return ".".join(path) or name
 
 
-class Lineage(Protocol):
-    """Two networks of one lineage, and all between them.
-
-    Attributes:
-        names: Names of the weight tensors.
-        how: What the networks run on, in words.
-        total: The measure between both networks.
-    """
-
-    names: tuple[str, ...]
-    how: str
-    total: float
-
-    @property
-    def length(self) -> float:
-        """The norm of B; NaN where networks have a score."""
-        ...
-
-    def measure(self, first: Switches, second: Switches) -> float:
-        """How far apart two networks of the lineage are."""
-        ...
-
-    def slopes(self, s: float) -> Float[np.ndarray, "groups weights"]:
-        """Derivatives of what is split along B - A at a point of the path, by groups of draws."""
-        ...
-
-
 class OnInputs:
     """A lineage of networks that run on inputs.
 
@@ -176,19 +149,25 @@ class OnInputs:
         ends: The two networks.
         setting: Metric, precision and budget.
         of: Measure that is split, `"distance"` or `"similarity"`.
+
+    Attributes:
+        names: Names of the weight tensors.
+        how: What the networks run on, in words.
+        length: The norm of B.
+        total: The measure between both networks.
     """
 
     def __init__(
         self, network: SwitchedNetwork, ends: tuple[Any, Any], setting: Setting, of: str
     ) -> None:
         self.network, self.names, self.of = network, network.names, of
-        output = getattr(setting.metric, "output", None)
-        self.how = _inputs_in_words(setting.metric)
-        points: Points | None = points_of((), setting.metric)
-        assert points is not None  # functions are compared on inputs alone
+        metric: Any = setting.metric  # `Empirical`, as functions are compared on inputs alone
+        normal = "normal " if isinstance(metric, GaussianEstimate) else ""
+        self.how = f"on {len(metric.inputs):,} {normal}inputs"
+        points: Any = points_of((), metric)
         few = points.block(0, min(4, points.count)).inputs
         for switch, given in enumerate(ends):
-            check_is_whole(network, given, output, switch, few)
+            check_is_whole(network, given, metric.output, switch, few)
         # Every group has ways back of its own, so groups of draws are few: standard errors are
         # known to a quarter of themselves.
         bounds = groups(points)
@@ -211,8 +190,8 @@ class OnInputs:
         self.room = min(_MOST_KEPT, room / 2)
         self.kept: dict[tuple[int, float], np.ndarray] = {}
         self.zeros, self.ones = np.zeros(len(self.names)), np.ones(len(self.names))
-        self.total = self.measure(self.zeros, self.ones)
-        squares = self._products(self.ones)[1]
+        sums = self._sums(self.zeros, self.ones)
+        self.total, squares = self._measured(sums), sums[3]
         check_finite([self.total, squares])
         vanished = max(self.total, squares) < float(np.finfo(np.float64).tiny)
         if vanished and any(batch.values.any() for batch in self.differences()):
@@ -230,14 +209,11 @@ class OnInputs:
                 "split"
             )
 
-    def _batches(self) -> Any:
-        """Number of the group, weights in the shape of outputs, inputs, and their number."""
-        number = 0
+    def _batches(self) -> Iterator[tuple[int, int, WeightedPoints]]:
+        """Number of the group, number of the first input, and inputs with their weights."""
         for group, (start, stop) in enumerate(self.bounds):
             for first in range(start, stop, self.rows):
-                batch: WeightedPoints = self.points.block(first, min(first + self.rows, stop))
-                yield group, number, batch
-                number += 1
+                yield group, first, self.points.block(first, min(first + self.rows, stop))
 
     def _outputs(self, switches: Switches, number: int, inputs: Any) -> np.ndarray:
         end = _end(switches)
@@ -251,24 +227,28 @@ class OnInputs:
         return outputs
 
     @np.errstate(over="ignore", invalid="ignore")  # squares beyond floats are refused by name
-    def measure(self, first: Switches, second: Switches) -> float:
-        differing = longer = shorter = ones = 0.0
+    def _sums(self, first: Switches, second: Switches) -> Float[np.ndarray, "5"]:
+        """`|y - x|^2`, `<y - x, y + x>`, `|x|^2`, `|y|^2` and `<x, y>` of the outputs x and y."""
+        found = np.zeros(5)
         for _, number, batch in self._batches():
             x = self._outputs(first, number, batch.inputs)
             y = self._outputs(second, number, batch.inputs)
-            weights = _of_rows(batch, x)
-            differing += float((weights * (y - x) ** 2).sum())
-            longer += float((weights * (y - x) * (y + x)).sum())
-            shorter += float((weights * x * x).sum())
-            ones += float((weights * y * y).sum())
+            weights, d = _of_rows(batch, x), y - x
+            factors = (d, d), (d, y + x), (x, x), (y, y), (x, y)
+            found += [float((weights * one * other).sum()) for one, other in factors]
+        return found
+
+    def measure(self, first: Switches, second: Switches) -> float:
+        """How far apart two networks of the lineage are."""
+        return self._measured(self._sums(first, second))
+
+    def _measured(self, sums: Float[np.ndarray, "5"]) -> float:
+        differing, longer, shorter, ones, _ = map(float, sums)
         if self.of == "distance":
             return differing
         if not (shorter and ones):
             raise ModelError("a network is zero on all inputs, so its similarity is undefined")
-        # 1 - cos = (|y - x|^2 - (|y| - |x|)^2) / (2 |x| |y|), which keeps the digits of small
-        # changes.
-        lengths = np.sqrt(shorter), np.sqrt(ones)
-        return float((differing - (longer / sum(lengths)) ** 2) / (2 * lengths[0] * lengths[1]))
+        return one_less_cosine(differing, longer, math.sqrt(shorter), math.sqrt(ones))
 
     def differences(self) -> Iterator[Batch]:
         """Outputs of B less those of A on all inputs."""
@@ -277,10 +257,11 @@ class OnInputs:
             y = self._outputs(self.ones, number, batch.inputs)
             yield Batch(np.exp(batch.log_weights), y - x)
 
-    def slopes(self, s: float) -> np.ndarray:
+    def slopes(self, s: float) -> Float[np.ndarray, "groups weights"]:
+        """Derivatives of what is split along B - A at a point of the path, by groups of draws."""
         at = np.full(len(self.names), s)
         if self.of == "similarity":
-            products, squares = self._products(at)
+            _, _, squares, _, products = self._sums(at, self.ones)
             if not squares:
                 raise ResultError("a network between the two is zero; use of='distance'")
             # The gradient of <f, b> / (|f| |b|) by f is b / (|f| |b|) - f <f, b> / (|f|^3 |b|).
@@ -298,29 +279,11 @@ class OnInputs:
             found[group] += self.network.slopes(batch.inputs, cotangent)
         return found
 
-    @np.errstate(over="ignore", invalid="ignore")
-    def _products(self, switches: Switches) -> tuple[float, float]:
-        """The inner product `<f, b>` and the squared norm `|f|^2` of a network f."""
-        products = squares = 0.0
-        for _, number, batch in self._batches():
-            x = self._outputs(switches, number, batch.inputs)
-            weighted = _of_rows(batch, x) * x
-            products += float((weighted * self._outputs(self.ones, number, batch.inputs)).sum())
-            squares += float((weighted * x).sum())
-        return products, squares
-
 
 def _cotangent(
     weights: np.ndarray, target: np.ndarray, own: float, outputs: np.ndarray
 ) -> np.ndarray:
     return weights * (target - own * outputs)
-
-
-def _inputs_in_words(metric: Any) -> str:
-    if not isinstance(metric, Empirical):
-        return "compared by exact inner products"
-    normal = "normal " if isinstance(metric, GaussianEstimate) else ""
-    return f"on {len(metric.inputs):,} {normal}inputs"
 
 
 def _end(switches: Switches) -> float | None:
@@ -336,9 +299,14 @@ def _of_rows(batch: WeightedPoints, outputs: np.ndarray) -> np.ndarray:
 class ByScore:
     """A lineage whose networks have a score, such as a loss on data of the caller's.
 
+    Its measure is a difference of scores; they have no norm, so that `length` is NaN.
+
     Args:
         network: Network with switches.
         of: Function of the network that returns the score.
+
+    Attributes:
+        names, how, total: As in `OnInputs`.
     """
 
     def __init__(self, network: SwitchedNetwork, of: Callable[[Any], Any]) -> None:
@@ -353,13 +321,15 @@ class ByScore:
         return self.network.score(self.score)
 
     def measure(self, first: Switches, second: Switches) -> float:
+        """The score of the second network less that of the first."""
         values = []
         for switches in (first, second):
             end = _end(switches)
             values.append(self._score_at(switches) if end is None else self.ends[end])
         return values[1] - values[0]
 
-    def slopes(self, s: float) -> np.ndarray:
+    def slopes(self, s: float) -> Float[np.ndarray, "1 weights"]:
+        """Derivatives of the score along B - A at a point of the path."""
         self.network.switch(np.full(len(self.names), s))
         return self.network.slopes_of_score(self.score)[None]
 
@@ -396,18 +366,14 @@ def with_equal_biases(a: Model, b: Model) -> tuple[Model, Model]:
     def is_none(leaf: Any) -> bool:
         return leaf is None
 
-    flat = [jax.tree_util.tree_flatten_with_path(model, is_leaf=is_none) for model in (a, b)]
-    (first, form), (second, other) = flat
-    if form != other:
+    def filled(path: Any, one: Any, two: Any) -> Any:
+        is_missing = one is None and two is not None and "bias" in jax.tree_util.keystr(path)
+        return np.zeros_like(two) if is_missing else one
+
+    if jax.tree.structure(a, is_leaf=is_none) != jax.tree.structure(b, is_leaf=is_none):
         return a, b
-    leaves: tuple[list[Any], list[Any]] = [], []
-    for (path, one), (_, two) in zip(first, second, strict=True):
-        if "bias" in jax.tree_util.keystr(path) and (one is None) != (two is None):
-            one = np.zeros_like(two) if one is None else one
-            two = np.zeros_like(one) if two is None else two
-        leaves[0].append(one)
-        leaves[1].append(two)
-    return jax.tree.unflatten(form, leaves[0]), jax.tree.unflatten(form, leaves[1])
+    both = partial(jax.tree_util.tree_map_with_path, filled, is_leaf=is_none)
+    return both(a, b), both(b, a)
 
 
 class OfModels:
@@ -417,10 +383,13 @@ class OfModels:
         a, b: Models of equal layers.
         setting: Metric, precision and budget.
         of: Measure that is split, `"distance"` or `"similarity"`.
+
+    Attributes:
+        names, how, total: As in `OnInputs`.
     """
 
     def __init__(self, a: Model, b: Model, setting: Setting, of: str) -> None:
-        self.b, self.of, self.how = b, of, _inputs_in_words(setting.metric)
+        self.b, self.of, self.how = b, of, "compared by exact inner products"
         self.setting = setting
         self.form = jax.tree.structure(b)
         self.between = Between.of(all_numbers(a), all_numbers(b))
@@ -437,9 +406,12 @@ class OfModels:
         return jax.tree.unflatten(self.form, self.between.at(switches))
 
     def measure(self, first: Switches, second: Switches) -> float:
+        """How far apart two models of the lineage are."""
         return self.setting.measure(self._model(first), self._model(second), self.of)
 
-    def slopes(self, s: float) -> np.ndarray:
+    def slopes(self, s: float) -> Float[np.ndarray, "1 weights"]:
+        """Derivatives of what is split along B - A at a point of the path."""
+
         def value(switches: Any) -> Any:
             model = self._model(switches)
             if self.of == "distance":
@@ -449,6 +421,10 @@ class OfModels:
         with warnings.catch_warnings(), execution.precision():
             warnings.simplefilter("ignore", CaveatWarning)
             return np.asarray(jax.grad(value)(np.full(len(self.names), s)), np.float64)[None]
+
+
+Lineage: TypeAlias = OnInputs | ByScore | OfModels
+"""Two networks of one lineage, and all between them."""
 
 
 def integral_of_weights(
@@ -545,16 +521,20 @@ class WeightsExchanged(NamedTuple):
 
     @property
     def how(self) -> str:
-        """See `Exchanges`."""
+        """How weights are exchanged, in words."""
         return f"weights exchanged, {self.lineage.how}"
 
     @property
     def length(self) -> float:
-        """See `Exchanges`."""
+        """The norm of b."""
         return self.lineage.length
 
-    def split(self, of: Any) -> Split:
-        """See `Exchanges`."""
+    def split(self) -> Split:
+        """The change from a to b, split by component.
+
+        Raises:
+            Unchanged: Both are one function.
+        """
         total = self.lineage.total
         slopes, error = integral_of_weights(self.lineage, np.stack(self.groups, axis=1))
         share = slopes.sum(axis=0) / total
@@ -567,22 +547,22 @@ class WeightsExchanged(NamedTuple):
         )
         return Split(slopes, share, total, doubts=(doubt,))
 
-    def swapped(self, of: Any, put_back: bool) -> Float[np.ndarray, " components"]:
-        """See `Exchanges`."""
+    def swapped(self, put_back: bool) -> Float[np.ndarray, " components"]:
+        """The measure between b and b with one component of a, or between a and a with one of b."""
         here = np.full(len(self.lineage.names), float(put_back))
         found = [self.lineage.measure(here, abs(here - group)) for group in self.groups]
         check_finite(found)
         return np.array(found)
 
     def gram(self, total: float) -> Float[np.ndarray, "components components"]:
-        """See `Exchanges`."""
+        """Refuse inner products of the parts of the change, which are no functions here."""
         raise ModelError(
             "inner products of parts are computed for polynomials, whose parts are functions: of "
             "other networks read `share`, `removed` and `alone`"
         )
 
     def differences(self) -> Iterator[Batch]:
-        """See `Exchanges`."""
+        """Outputs of b less those of a on the inputs of the metric."""
         if not isinstance(self.lineage, OnInputs):
             raise ModelError(
                 "where on the inputs a change is, is asked of functions on inputs: give "
@@ -610,15 +590,12 @@ def exchange_weights(a: Any, b: Any, setting: Setting, by: Any, of: Any) -> Weig
         said, by = caveats(a, b), "block"
         a, b = with_equal_biases(a, b)
     if not callable(of):
-        check_measure(of)
         check_comparison(a, b, metric)
     if isinstance(metric, Empirical) and are_models:
         a, b = (Partial(outputs_on, all_numbers(with_dense_matrices(model))) for model in (a, b))
     if is_function(a):
         network = switched_network(a, b, getattr(metric, "output", None), setting.dtype)
-        lineage: Any = (
-            ByScore(network, of) if callable(of) else OnInputs(network, (a, b), setting, of)
-        )
+        lineage = ByScore(network, of) if callable(of) else OnInputs(network, (a, b), setting, of)
     else:
         check_untraced("change", a, b, metric)
         lineage = OfModels(a, b, setting, str(of))

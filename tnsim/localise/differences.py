@@ -79,7 +79,7 @@ def directions(batches: Iterator[Batch], count: int) -> xr.Dataset:
     """
     import xarray as xr
 
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+    if count < 1:
         raise ModelError(f"count is a number of directions from 1, found {count!r}")
     weights, values, held = [], [], 0
     for batch in batches:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from tnsim.compare.request import is_exact
 from tnsim.engine import precision
 from tnsim.engine.precision import Arithmetic
 from tnsim.errors import ModelError
@@ -180,18 +181,20 @@ def edges_between(model: Model, by: str, setting: Setting) -> Edges:
         if n in known:
             degree = max(degree, innermost(layer).order * (1 + degree))
     # In one gate alone the degree is no higher.
-    switched = SwitchedModels(_Wiring(parts, edges), (model,), (degree,) * len(edges), degree)
+    degrees = (degree,) * len(edges)
+    switched = SwitchedModels(_Wiring(parts, edges), (model,), degrees, degree, setting)
     at = exact_nodes(degree)
     whole, norm = switched.at(1.0), setting.squared_norm(model)
     if norm <= 0:
         raise ModelError("the model is the zero function, of which no edge has a share")
     # All gates open but one.
     cuts = [switched.at(1.0 - np.eye(len(edges))[n]) for n in range(len(edges))]
-    points = setting.points(whole)
+    switched = switched._replace(points=setting.points(whole))
     arithmetic = Arithmetic(model.growth, setting.dtype)
-    setting, points, error = certified(switched, [whole], norm, setting, points)
+    switched, error = certified(switched, [whole], norm)
+    setting, points = switched.setting, switched.points
     precision.report(error, "a share of an edge", arithmetic)
-    share = integral(switched, at, model, setting, points).sum(axis=0) / norm
+    share = integral(switched, at, model).sum(axis=0) / norm
     if points is None:
         cut = np.array([setting.squared_norm(whole - other) for other in cuts])
     else:
@@ -203,7 +206,7 @@ def edges_between(model: Model, by: str, setting: Setting) -> Edges:
         squares = at_points.total(sums.rows)
         cut = np.asarray(power(squares.mantissa, squares.exponent))
     labels = tuple(_label(parts, edge) for edge in edges)
-    exact, said = setting.exact(model), caveats(model)
+    exact, said = is_exact(setting.metric, [model]), caveats(model)
     return Edges(
         labels, share, cut / norm, 1.0 - float(share.sum()), setting.metric.name, exact, said
     )

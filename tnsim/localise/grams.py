@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,16 +23,14 @@ from tnsim.compare.numbers import without_each
 from tnsim.compare.request import CROSS, Question, Request, check_comparison
 from tnsim.compare.routes import cheapest
 from tnsim.compare.similarity import inner, similarity
-from tnsim.engine.budget import Budget
 from tnsim.engine.precision import VISIBLE
 from tnsim.errors import CaveatWarning, DuplicateWarning, ModelError, TooLarge
 from tnsim.metrics.metric import GaussianClosure
 from tnsim.metrics.points import Points
-from tnsim.metrics.protocol import Metric
 from tnsim.models.model import AnyModel, Model
 from tnsim.problems import at_points
 from tnsim.problems.conditioning import amplification, cancellation_at
-from tnsim.problems.tensors.kinds import kinds, nonlinear
+from tnsim.problems.tensors.kinds import kinds
 from tnsim.scaled import LOG_2, Scaled, ScaledSum, power
 
 NEAR = 1e-4
@@ -40,19 +38,26 @@ NEAR = 1e-4
 digits, and nothing is left of it below 1e-16."""
 
 
-@dataclass(frozen=True)
-class Setting:
-    """Settings that all comparisons of one question share.
+def one_less_cosine(squares: float, longer: float, first: float, second: float) -> float:
+    """`1 - cos(a, b)` with the digits that 1 less a cosine near 1 has lost.
+
+    With d = b - a it is `(|d|^2 - (|b| - |a|)^2) / (2 |a| |b|)`, where
+    `|b| - |a| = <d, a + b> / (|a| + |b|)`.
 
     Args:
-        metric: Metric of the comparison.
-        dtype: Precision of the computation.
-        budget: Limits of the computation.
-    """
+        squares: `|d|^2`.
+        longer: `<d, a + b>`.
+        first, second: `|a|` and `|b|`, above 0.
 
-    metric: Metric
-    dtype: str
-    budget: Budget
+    Example:
+        >>> one_less_cosine(2.0, 0.0, 1.0, 1.0)
+        1.0
+    """
+    return (squares - (longer / (first + second)) ** 2) / (2 * first * second)
+
+
+class Setting(Request):
+    """The request that all comparisons of one question are: metric, precision and budget."""
 
     def inner(self, a: AnyModel, b: AnyModel) -> Any:
         """The inner product of two models."""
@@ -64,8 +69,7 @@ class Setting:
 
     def product(self, first: AnyModel, second: AnyModel) -> float:
         """An inner product with the digits that are left of it, of parts that are summed up."""
-        request = Request(self.metric, self.dtype, self.budget)
-        found = inner_products(first, second, request)
+        found = inner_products(first, second, self)
         value = found.values["AB"]
         return float(power(value.mantissa, value.exponent + found.exponent))
 
@@ -83,22 +87,13 @@ class Setting:
             return apart if apart > NEAR else self._apart(a, b, apart)
 
     def _apart(self, a: Model, b: Model, rounded: float) -> float:
-        """`1 - similarity(a, b)` of near models, with the digits that 1 less a cosine has lost.
-
-        With d = b - a it is `(|d|^2 - (|b| - |a|)^2) / (2 |a| |b|)`, where
-        `|b| - |a| = <d, a + b> / (|a| + |b|)`; as `rounded` where squares are beyond floats.
-        """
+        """`1 - similarity(a, b)` of near models; as `rounded` where squares are beyond floats."""
         first, second = (math.sqrt(self.squared_norm(model)) for model in (a, b))
         if not 0 < first * second < math.inf:
             return rounded
         difference = b - a
-        longer = self.product(difference, a + b) / (first + second)
-        squares = self.product(difference, difference)
-        return (squares - longer**2) / (2 * first * second)
-
-    def exact(self, *models: Model) -> bool:
-        """Whether the metric's definition is met exactly, of these models."""
-        return bool(self.metric.is_exact(nonlinear(*map(kinds, models))))
+        squares, longer = (self.product(difference, other) for other in (difference, a + b))
+        return one_less_cosine(squares, longer, first, second)
 
     def certified(self, error: float, *models: Model) -> Setting:
         """The setting in which numbers keep their digits, as similarities do.
@@ -112,7 +107,7 @@ class Setting:
         """
         if self.dtype == "float64" or error <= VISIBLE:
             return self
-        wide = replace(self, dtype="float64")
+        wide = self._replace(dtype="float64")
         try:
             wide.points(*models)
         except TooLarge:
@@ -194,14 +189,14 @@ def gram(rows: Sequence[Model], columns: Sequence[Model] | None, setting: Settin
     Example:
         >>> import numpy as np, tnsim
         >>> lines = [tnsim.Model([tnsim.Linear([[w]])]) for w in (1.0, 3.0)]
-        >>> setting = Setting(tnsim.Empirical([[1.0], [2.0]]), "float64", Budget())
+        >>> setting = Setting(tnsim.Empirical([[1.0], [2.0]]), "float64", tnsim.Budget())
         >>> found = gram(lines, None, setting)
         >>> (found.values * 2.0**found.exponent).round(9).tolist()
         [[2.5, 7.5], [7.5, 22.5]]
     """
     points = setting.points(*rows, *(columns or ()))
     if points is None:
-        return _along_plans(rows, columns, setting)
+        return along_plans(rows, columns, setting)
     sums = at_points.sums(
         [[(1.0, model)] for model in rows],
         None if columns is None else [[(1.0, model)] for model in columns],
@@ -231,7 +226,10 @@ def _in_one_scale(products: ScaledSum) -> Scaled[Float[np.ndarray, "rows columns
     return Scaled(np.asarray(products.mantissa * factors), top)
 
 
-def _along_plans(rows: Sequence[Model], columns: Sequence[Model] | None, setting: Setting) -> Gram:
+def along_plans(
+    rows: Sequence[AnyModel], columns: Sequence[AnyModel] | None, setting: Setting
+) -> Gram:
+    """The inner products of all rows with all columns, as for `gram`, where no points answer."""
     with warnings.catch_warnings():
         # Switched models may be equal, and the caller has spoken of caveats.
         warnings.simplefilter("ignore", DuplicateWarning)

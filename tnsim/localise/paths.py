@@ -32,11 +32,12 @@ from numpy.typing import DTypeLike
 
 from tnsim.checkpoints.load import Series
 from tnsim.compare.numbers import jackknife_error
-from tnsim.compare.request import comparables
+from tnsim.compare.request import comparables, is_exact
 from tnsim.engine import precision
 from tnsim.engine.budget import Budget
 from tnsim.engine.ir.dtypes import dtype_name
 from tnsim.engine.precision import Arithmetic
+from tnsim.engine.runtime import execution
 from tnsim.errors import ModelError, ResultError, TnsimError, TooLarge
 from tnsim.localise.edges import Edges, EdgeSeries, edges_between, edges_of_run
 from tnsim.localise.grams import Gram, Setting, check_bilinear, gram
@@ -48,7 +49,6 @@ from tnsim.localise.runs import (
     text_of_run,
     text_of_shares,
 )
-from tnsim.localise.unit_paths import products_of_units, reads_units
 from tnsim.metrics.metric import Gaussian, as_metric
 from tnsim.metrics.protocol import Metric
 from tnsim.models.checks import check_numbers, check_untraced
@@ -63,7 +63,9 @@ from tnsim.models.layers import activation_of, affine_maps, bias_name, residual_
 from tnsim.models.model import Model, caveats, with_dense_matrices
 from tnsim.models.origin import warn_of_caveats
 from tnsim.options import checked, shown
-from tnsim.problems.kernels import KERNEL_DTYPE
+from tnsim.problems.hidden_units import bias_in_outputs, hidden_units, tells_units_apart
+from tnsim.problems.kernel_models import PreparedModel, units_under
+from tnsim.problems.kernels import KERNEL_DTYPE, products_of_parts
 from tnsim.scaled import beyond_float, power
 from tnsim.tables import guarantee, html_table
 
@@ -209,7 +211,7 @@ def _through(labels: Sequence[str], names: Sequence[str]) -> list[int]:
 
 def _is_of(component: str, name: str) -> bool:
     """Whether a name is that of a component, or of its layer."""
-    return component == name or component.startswith(f"{name} ")
+    return name in (component, " ".join(component.split(" ")[:2]))
 
 
 @overload
@@ -414,9 +416,9 @@ class _Side:
     """A model as a sum of paths.
 
     Args:
-        models: Switched models.
+        models: Switched models; none where paths are made of the units themselves.
         labels: Labels of the paths.
-        signs: Coefficients (paths, models) of the switched models in every path.
+        signs: Coefficients (paths, models) of the switched models, or of the units, in every path.
     """
 
     models: list[Model]
@@ -431,31 +433,31 @@ def _compared(a: Model, b: Model | None, setting: Setting, question: _Question) 
     parts = [components_of([model], question.by) for model in both]
     check_bilinear(setting.metric)
     check_untraced("paths", a, b, setting.metric)
+    degree, dtype = max(model.growth for model in both), setting.dtype
     # Units of single nonlinear layers have an inner product for each pair, read off the kernel. All
     # other components are told apart by switched models.
-    if reads_units(both, parts, setting.metric):
-        mantissas, exponent, bra_labels, ket_labels = _by_units(both, parts, setting, question)
-        left_out = None
+    if _reads_units(both, parts, setting.metric):
+        inner, dtype = _products_of_units(a, both[-1], (parts[0], parts[-1]), setting), KERNEL_DTYPE
+        bra, ket = (_side_of_units(own, question) for own in (parts[0], parts[-1]))
+        total = abs((bra.signs @ inner.values @ ket.signs.T).sum())
+        rounding = Arithmetic(degree, dtype).rounding
+        error = float(rounding * abs(inner.values).sum() / total) if total else 0.0
     else:
         bra = _side(a, parts[0], question)
         ket = bra if len(both) == 1 else _side(both[1], parts[1], question)
-        inner, error = _settled_gram(bra, ket, setting, max(m.growth for m in both))
-        # Inner products are bilinear, so those of paths are the signed sums over switched models on
-        # both sides.
-        mantissas, exponent = bra.signs @ inner.values @ ket.signs.T, inner.exponent
-        arithmetic = Arithmetic(max(m.growth for m in both), setting.dtype)
-        precision.report(error, "a share of a path", arithmetic)
-        left_out = None
-        if inner.left_out is not None:
-            left_out = bra.signs @ inner.left_out @ ket.signs.T
-        bra_labels, ket_labels = bra.labels, ket.labels
+        inner, error = _settled_gram(bra, ket, setting, degree)
+    precision.report(error, "a share of a path", Arithmetic(degree, dtype))
+    # Inner products are bilinear, so those of paths are the signed sums on both sides.
+    mantissas = bra.signs @ inner.values @ ket.signs.T
+    left_out = None if inner.left_out is None else bra.signs @ inner.left_out @ ket.signs.T
+    bra_labels, ket_labels = bra.labels, ket.labels
     # Matrices that merge paths into the remainder, needed once more for the standard errors.
     rows, columns = np.eye(len(bra_labels)), np.eye(len(ket_labels))
     if question.top is not None:
         bra_labels, rows = _merged(bra_labels, mantissas.sum(axis=1), question.top)
         ket_labels, columns = _merged(ket_labels, mantissas.sum(axis=0), question.top)
         mantissas = rows @ mantissas @ columns.T
-    values = power(mantissas, np.float64(exponent))
+    values = power(mantissas, np.float64(inner.exponent))
     if beyond_float(values, mantissas):
         raise TnsimError(
             f"inner products of paths under {setting.metric.name} are beyond float64 for these "
@@ -464,41 +466,87 @@ def _compared(a: Model, b: Model | None, setting: Setting, question: _Question) 
     error = None
     if left_out is not None and mantissas.sum():
         error = jackknife_error(_shares(rows @ left_out @ columns.T))
-    exact, said = setting.exact(*both), caveats(*both)
+    exact, said = is_exact(setting.metric, both), caveats(*both)
     return Paths(values, bra_labels, ket_labels, setting.metric.name, exact, error, said)
 
 
-def _by_units(
-    models: Sequence[Model],
-    parts: Sequence[tuple[Component, ...]],
-    setting: Setting,
-    question: _Question,
-) -> tuple[np.ndarray, float, tuple[str, ...], tuple[str, ...]]:
-    """Inner products of the paths through single units, their exponent of two, and the labels."""
-    products = products_of_units(models[0], models[-1], (parts[0], parts[-1]), setting)
-    sides = []
-    for own in parts:
-        told = own
-        if question.within is not None:
-            told = tuple(own[n] for n in chosen(own, question.within))
-        labels = [START, *(_label([part], 1) for part in told)]
-        # The row of each component among the labels; components that are not told apart are always
-        # on and belong to the path of no component, row 0.
-        rows = [0 if part not in told else 1 + told.index(part) for part in own]
-        if question.order == 0:
-            labels, rows = [START, REST], [min(row, 1) for row in rows]
-        matrix = np.zeros((len(labels), 1 + len(own)))
-        # The first column is the path of no component, which is a row of its own.
-        matrix[[0, *rows], range(1 + len(own))] = 1.0
-        sides.append((matrix, tuple(labels)))
-    (first, bra), (second, ket) = sides[0], sides[-1]
-    values = first @ products.values @ second.T
-    total = abs(values.sum())
-    if total:
-        arithmetic = Arithmetic(max(model.growth for model in models), KERNEL_DTYPE)
-        error = float(arithmetic.rounding * abs(products.values).sum() / total)
-        precision.report(error, "a share of a path", arithmetic)
-    return values, products.exponent, bra, ket
+def _side_of_units(parts: Sequence[Component], question: _Question) -> _Side:
+    """How paths are made of the units of a single nonlinear layer."""
+    told = parts
+    if question.within is not None:
+        told = tuple(parts[n] for n in chosen(parts, question.within))
+    labels = [START, *(_label([part], 1) for part in told)]
+    # The row of each component among the labels; components that are not told apart are always on
+    # and belong to the path of no component, row 0.
+    rows = [0 if part not in told else 1 + told.index(part) for part in parts]
+    if question.order == 0:
+        labels, rows = [START, REST], [min(row, 1) for row in rows]
+    matrix = np.zeros((len(labels), 1 + len(parts)))
+    # The first column is the path of no component, which is a row of its own.
+    matrix[[0, *rows], range(1 + len(parts))] = 1.0
+    return _Side([], tuple(labels), matrix)
+
+
+def _reads_units(
+    models: Sequence[Model], parts: Sequence[Sequence[Component]], metric: Any
+) -> bool:
+    """Whether the components of some models are the units of single nonlinear layers.
+
+    Args:
+        models: Models under comparison.
+        parts: All components of each model.
+        metric: Metric of the comparison.
+
+    Raises:
+        UnsupportedLayer: A model has an activation, and the metric has no closed form for it.
+    """
+    for model, own in zip(models, parts, strict=True):
+        places = {part.layer for part in own}
+        if not any(part.parts > 1 or part.part is None for part in own):
+            return False
+        if places != {n for n, order in enumerate(model.orders) if order > 1}:
+            return False
+    return tells_units_apart(models, metric)
+
+
+def _products_of_units(
+    a: Model, b: Model, parts: tuple[Sequence[Component], Sequence[Component]], setting: Setting
+) -> Gram:
+    """The inner products of the paths of two models through their hidden units.
+
+    A model of one nonlinear layer, with an activation or without, is a linear map of its hidden
+    units, a constant and the input (`problems.hidden_units`), and every hidden unit is a component.
+    So the inner product of two models is a sum over pairs of components, which is read off before
+    it is summed: entries of the kernel times products of output weights. The path of no component
+    is the input with all constants but the bias of the layer.
+
+    Args:
+        a, b: Models that `_reads_units` accepts.
+        parts: Components of each model.
+        setting: Gaussian metric of the comparison.
+
+    Returns:
+        A `Gram`, the path of no component first, then each component in order.
+    """
+    with execution.precision():
+        (bra, first), (ket, second) = (
+            _with_bias(model, own, setting) for model, own in zip((a, b), parts, strict=True)
+        )
+        total: Any = 0.0
+        for count, one, two in zip(bra.counts, bra.positions, ket.positions, strict=True):
+            total = total + count * products_of_parts(one.first, two.first, (first, second))
+    return Gram(total, float(bra.exponent + ket.exponent))
+
+
+def _with_bias(
+    model: Model, parts: Sequence[Component], setting: Setting
+) -> tuple[PreparedModel, np.ndarray | None]:
+    """A model as prepared, and its bias in the same scale; None where it is no component."""
+    reading = model.d_in, model.n_ctx
+    made = units_under(hidden_units(model), setting.metric, reading, KERNEL_DTYPE)
+    # The bias of the nonlinear layer is told apart from all other constants.
+    bias = bias_in_outputs(model) if parts[-1].part is None else None
+    return made, None if bias is None else power(np.asarray(bias), -made.exponent)
 
 
 def _settled_gram(bra: _Side, ket: _Side, setting: Setting, degree: float) -> tuple[Gram, float]:

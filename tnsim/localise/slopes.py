@@ -38,7 +38,7 @@ from tnsim.engine.precision import Arithmetic
 from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.compiling import compiler_options
 from tnsim.errors import TnsimError, TooLarge
-from tnsim.localise.grams import Setting
+from tnsim.localise.grams import Setting, along_plans
 from tnsim.metrics.points import Points, WeightedPoints
 from tnsim.metrics.protocol import Metric
 from tnsim.models.forward import check_inputs, is_tokens, plain_forward
@@ -72,19 +72,23 @@ class Build(Protocol):
 
 
 class SwitchedModels(NamedTuple):
-    """Models f(s) with switches s.
+    """Models f(s) with switches s, and how they are compared.
 
     Args:
         build: Models f(s) for weights and switches s, and their outputs.
         weights: Pytree of arrays, such as two models.
         degrees: Degree of the outputs in each switch alone.
         degree: Degree U of the outputs in t along s = (t, ..., t).
+        setting: Metric, precision and budget.
+        points: Points of the comparison; None along a plan.
     """
 
     build: Build
     weights: Any
     degrees: tuple[int, ...]
     degree: int
+    setting: Setting
+    points: Points | None = None
 
     @property
     def players(self) -> int:
@@ -130,9 +134,7 @@ def exact_nodes(degree: int) -> Nodes:
     return nodes(max(1, math.ceil(degree / 2)))
 
 
-def enlarged(
-    switched: SwitchedModels, target: float, setting: Setting, points: Points | None
-) -> float:
+def enlarged(switched: SwitchedModels, target: float) -> float:
     """The factor by which rounding of weights is enlarged in derivatives by switches.
 
     Rounding changes the outputs of f(s) by a share of |f(s)| that grows where sums within f(s)
@@ -142,8 +144,6 @@ def enlarged(
     Args:
         switched: Models with switches.
         target: Squared norm |T|^2 that results are relative to.
-        setting: Metric, precision and budget.
-        points: Points of the comparison; None along a plan.
 
     Returns:
         The largest factor times |f(s)| / |T|, at both ends and between them.
@@ -154,43 +154,39 @@ def enlarged(
         model = switched.at(s)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a size alone
-            squared = setting.squared_norm(model)
+            squared = switched.setting.squared_norm(model)
         size = math.sqrt(max(squared, 0.0) / target)
-        found = max(found, size * setting.enlarged(model, points))
+        found = max(found, size * switched.setting.enlarged(model, switched.points))
     return found
 
 
 def certified(
-    switched: SwitchedModels,
-    models: Sequence[Model],
-    target: float,
-    setting: Setting,
-    points: Points | None,
-    power: int = 1,
-) -> tuple[Setting, Points | None, float]:
-    """The setting in which derivatives by switches keep their digits.
+    switched: SwitchedModels, models: Sequence[Model], target: float, power: int = 1
+) -> tuple[SwitchedModels, float]:
+    """The models in the setting in which derivatives by switches keep their digits.
 
     Args:
         switched: Models with switches.
         models: Models that are computed.
         target: Squared norm that results are relative to.
-        setting: Metric, precision and budget.
-        points: Points of the comparison; None along a plan.
         power: Number of factors in a result whose rounding is enlarged.
 
     Returns:
-        The setting in float64 where float32 leaves few digits, its points, and the error in float32
-        where the setting stays in it.
+        The models in float64 where float32 leaves few digits, and the error in float32 where they
+        stay in it.
     """
+    setting, points = switched.setting, switched.points
     if setting.dtype == "float64":
-        return setting, points, 0.0
+        return switched, 0.0
     arithmetic = Arithmetic(max(model.growth for model in models), setting.dtype)
-    error = arithmetic.rounding * enlarged(switched, target, setting, points) ** power
+    error = arithmetic.rounding * enlarged(switched, target) ** power
     # Derivatives by switches are computed in plain floats, whose range may end before their digits.
     if not all(fits_float32(model, setting.metric, points) for model in models):
         error = math.inf
     wide = setting.certified(error, *models)
-    return (setting, points, error) if wide is setting else (wide, wide.points(*models), 0.0)
+    if wide is setting:
+        return switched, error
+    return switched._replace(setting=wide, points=wide.points(*models)), 0.0
 
 
 class Slope(NamedTuple):
@@ -205,37 +201,25 @@ class Slope(NamedTuple):
     by_switch: Float[np.ndarray, "groups players"]
 
 
-def slope(
-    switched: SwitchedModels,
-    s: Any,
-    target: Model | Combination,
-    setting: Setting,
-    points: Points | None,
-) -> Slope:
+def slope(switched: SwitchedModels, s: Any, target: Model | Combination) -> Slope:
     """The derivatives of `<f(s), T>` by the switches.
 
     Args:
         switched: Models with switches.
         s: Switches, a single number for all or (players,).
         target: Model or sum of models T.
-        setting: Metric, precision and budget.
-        points: Points of the comparison; None along a plan.
 
     Raises:
         TnsimError: A value is beyond the range of floats.
     """
     one = Nodes(np.ones(1), np.ones(1))
-    found = _over_nodes(switched, one, s, target, setting, points)
-    _check_finite(setting, *found)
+    found = _over_nodes(switched, one, s, target)
+    _check_finite(switched.setting, *found)
     return found
 
 
 def integral(
-    switched: SwitchedModels,
-    at: Nodes,
-    target: Model | Combination,
-    setting: Setting,
-    points: Points | None,
+    switched: SwitchedModels, at: Nodes, target: Model | Combination
 ) -> Float[np.ndarray, "groups players"]:
     """The inner products `<delta_c, T>` by groups of draws: derivatives summed over nodes.
 
@@ -243,41 +227,32 @@ def integral(
         switched: Models with switches.
         at: Nodes, and their weights.
         target: Model or sum of models T.
-        setting: Metric, precision and budget.
-        points: Points of the comparison; None along a plan.
 
     Raises:
         TnsimError: A value is beyond the range of floats.
     """
-    sums = parts_as_sums(switched, at, terms(target), setting, points)
+    sums = parts_as_sums(switched, at, terms(target))
     if sums is None:
-        by_switch = _over_nodes(switched, at, 1.0, target, setting, points).by_switch
+        by_switch = _over_nodes(switched, at, 1.0, target).by_switch
     else:
-        by_switch = np.array([[setting.product(part, target) for part in sums]])
-    _check_finite(setting, by_switch)  # values may be beyond floats where no derivative is
+        by_switch = np.array([[switched.setting.product(part, target) for part in sums]])
+    _check_finite(switched.setting, by_switch)  # values may be beyond floats where no derivative is
     return by_switch
 
 
-def _over_nodes(
-    switched: SwitchedModels,
-    at: Nodes,
-    s: Any,
-    target: Model | Combination,
-    setting: Setting,
-    points: Points | None,
-) -> Slope:
+def _over_nodes(switched: SwitchedModels, at: Nodes, s: Any, target: Model | Combination) -> Slope:
     """The weighted sum of `<f(t s), T>` and of its derivatives over nodes t, by gradients."""
     switches = np.broadcast_to(np.asarray(s, np.float64), switched.players)
-    if points is None:
-        slopes = _along_plan(switched, np.outer(at.points, switches), target, setting)
+    if switched.points is None:
+        slopes = _along_plan(switched, np.outer(at.points, switches), target)
         weighted = zip(at.weights, slopes, strict=True)
         found = [(weight * value, weight * by_switch) for weight, (value, by_switch) in weighted]
         return Slope(*(np.sum(same, axis=0) for same in zip(*found, strict=True)))
     coefficients, models = zip(*terms(target), strict=True)
     numbers, count = np.asarray(coefficients, np.float64), len(at.points)
     with execution.precision():
-        args = _placed((switched.weights, (*at, switches), numbers, models), setting.dtype)
-        return Slope(*_by_groups(_slopes_of_blocks, args, switched, models, points, setting, count))
+        args = _placed((switched.weights, (*at, switches), numbers, models), switched.setting.dtype)
+        return Slope(*_by_groups(_slopes_of_blocks, args, switched, models, count))
 
 
 def _check_finite(setting: Setting, *values: np.ndarray) -> None:
@@ -289,11 +264,7 @@ def _check_finite(setting: Setting, *values: np.ndarray) -> None:
 
 
 def parts_as_sums(
-    switched: SwitchedModels,
-    at: Nodes,
-    beside: Sequence[tuple[Any, Model]],
-    setting: Setting,
-    points: Points | None,
+    switched: SwitchedModels, at: Nodes, beside: Sequence[tuple[Any, Model]]
 ) -> list[Combination] | None:
     """The parts of all components as sums of models: derivatives by switches, summed over nodes.
 
@@ -308,8 +279,6 @@ def parts_as_sums(
         switched: Models with switches.
         at: Nodes, and their weights.
         beside: Coefficients and models that the sums are compared with.
-        setting: Metric, precision and budget.
-        points: Points of the comparison; None for none.
 
     Returns:
         A sum for each switch; None where models have no vectors of coefficients, or sums are long.
@@ -317,9 +286,9 @@ def parts_as_sums(
     steps = [math.ceil(degree / 2) for degree in switched.degrees]
     every = [switched.at(0.5), *(model for _, model in beside)]
     if (
-        points is not None
+        switched.points is not None
         or 2 * len(at.points) * sum(steps) > _MOST_MODELS
-        or common_space(every, setting.metric) is None
+        or common_space(every, switched.setting.metric) is None
     ):
         return None
     sums = []
@@ -343,9 +312,7 @@ def _by_groups(
     args: tuple[Any, ...],
     switched: SwitchedModels,
     models: Sequence[Model],
-    points: Points,
-    setting: Setting,
-    count: int = 1,
+    count: int,
 ) -> Any:
     """Values of a function of blocks of vectors, summed over every group of draws.
 
@@ -355,14 +322,12 @@ def _by_groups(
         args: Arguments that all blocks share.
         switched: Models with switches.
         models: Models of the target.
-        points: Points of the comparison.
-        setting: Metric, precision and budget.
         count: Number of nodes.
 
     Returns:
         Values with a first axis of groups, float64.
     """
-    groups, together, stacks = _point_stacks(switched, models, points, setting, count)
+    groups, together, stacks = _point_stacks(switched, models, count)
     program = _program(function, 0, 1)
     numbers, slopes = [], []
     for group, stack in stacks:
@@ -381,10 +346,11 @@ def _by_groups(
 
 
 def _point_stacks(
-    switched: SwitchedModels, models: Sequence[Model], points: Points, setting: Setting, count: int
+    switched: SwitchedModels, models: Sequence[Model], count: int
 ) -> tuple[int, int, Iterator[tuple[np.ndarray, WeightedPoints]]]:
     """The number of groups, of nodes that run together, and the stacks of blocks of points."""
-    every = [switched.at(0.5), *models]
+    every, points, setting = [switched.at(0.5), *models], switched.points, switched.setting
+    assert points is not None  # as there are blocks of points
     for model in every:
         check_inputs(model, points.block(0, 1).inputs)
     bounds = batches.groups(points)
@@ -463,10 +429,13 @@ def _slopes_of_blocks(
 
     def over_block(block: Any) -> Any:
         # The target does not depend on switches and runs outside of the gradient.
-        target = _target(models, coefficients, block)
+        target: Any = 0.0
+        for n, model in enumerate(models):
+            outputs = plain_forward(model, block.inputs)
+            target = target + coefficients[n] * _weighted(outputs, block)
 
         def product(s: Any) -> Any:
-            return (_switched_vector(build, weights, s, block) * target).sum()
+            return (_weighted(build.outputs(weights, s, block.inputs), block) * target).sum()
 
         def at_node(t: Any) -> Any:
             return jax.value_and_grad(product)(t * switches)
@@ -475,19 +444,6 @@ def _slopes_of_blocks(
         return node_weights @ values, node_weights @ slopes
 
     return jax.lax.map(over_block, blocks)
-
-
-def _target(models: Sequence[Model], coefficients: Any, block: Any) -> Any:
-    """The vector of a sum of models."""
-    total: Any = 0.0
-    for n, model in enumerate(models):
-        total = total + coefficients[n] * _weighted(plain_forward(model, block.inputs), block)
-    return total
-
-
-def _switched_vector(build: Build, weights: Any, s: Any, block: Any) -> Any:
-    """The outputs of a model with switches at some points."""
-    return _weighted(build.outputs(weights, s, block.inputs), block)
 
 
 def _weighted(outputs: Any, block: Any) -> Any:
@@ -503,13 +459,13 @@ def _along_plan(
     switched: SwitchedModels,
     switches: Float[np.ndarray, "nodes players"],
     target: Model | Combination,
-    setting: Setting,
 ) -> Iterator[Slope]:
     """The inner product and its derivatives at several nodes, in a single group.
 
     Models of numbers are compared as ever, with the gradient that `inner` has; only the way from
     switches to weights is compiled, which is short.
     """
+    setting = switched.setting
     with execution.precision():
         weights = _placed(switched.weights, setting.dtype)
         # The target is placed once, so that what is made of it serves all nodes.
@@ -535,36 +491,23 @@ def _pulled_back(pullback: Any, slopes: Any) -> Any:
     return pullback(slopes)
 
 
-def gram_of_parts(switched: SwitchedModels, setting: Setting, points: Points | None) -> np.ndarray:
-    """The inner products `<delta_c, delta_d>` of the parts of all components.
-
-    Args:
-        switched: Models with switches.
-        setting: Metric, precision and budget.
-        points: Points of the comparison; None along a plan.
-
-    Returns:
-        A float64 matrix (players, players).
-    """
-    at = exact_nodes(switched.degree)
-    if (sums := parts_as_sums(switched, at, (), setting, points)) is not None:
-        gram = np.zeros((switched.players, switched.players))
-        for (m, one), (n, two) in itertools.combinations_with_replacement(enumerate(sums), 2):
-            gram[m, n] = gram[n, m] = setting.product(one, two)
-        return gram
+def gram_of_parts(switched: SwitchedModels) -> Float[np.ndarray, "players players"]:
+    """The inner products `<delta_c, delta_d>` of the parts of all components, float64."""
+    at, setting = exact_nodes(switched.degree), switched.setting
+    if (sums := parts_as_sums(switched, at, ())) is not None:
+        found = along_plans(sums, None, setting)
+        return found.values * 2.0**found.exponent
     with execution.precision():
         weights = _placed(switched.weights, setting.dtype)
-        if points is not None:
+        if switched.points is not None:
             weighted = at.points, at.weights, np.ones(switched.players)
             args = weights, _placed(weighted, setting.dtype)
-            found = _by_groups(
-                _parts_of_blocks, args, switched, (), points, setting, len(at.points)
-            )
-            return found.sum(axis=0)
+            return _by_groups(_parts_of_blocks, args, switched, (), len(at.points)).sum(axis=0)
         # <delta_c, delta_d> is a double integral over t and t', and its integrand at (t', t) is the
         # transpose of that at (t, t'): each pair of nodes is computed once.
         gram = np.zeros((switched.players, switched.players))
-        for (t, u), (x, y) in _pairs(at):
+        nodes_and_weights = zip(*at, strict=True)
+        for (t, u), (x, y) in itertools.combinations_with_replacement(nodes_and_weights, 2):
             s, r = (jnp.full(switched.players, z, setting.dtype) for z in (t, x))
             mixed = _program(_mixed_derivatives, 0, 5)(
                 switched.build, weights, s, r, setting.metric, setting.dtype
@@ -572,14 +515,6 @@ def gram_of_parts(switched: SwitchedModels, setting: Setting, points: Points | N
             both = np.asarray(mixed, np.float64)
             gram += u * y * (both if t == x else both + both.T)
     return gram
-
-
-def _pairs(at: Nodes) -> Iterator[tuple[tuple[float, float], tuple[float, float]]]:
-    """All pairs of nodes (node, weight), each pair once."""
-    every = list(zip(at.points, at.weights, strict=True))
-    for n, first in enumerate(every):
-        for second in every[: n + 1]:
-            yield first, second
 
 
 def _mixed_derivatives(
@@ -599,7 +534,7 @@ def _parts_of_blocks(build: Build, together: int, weights: Any, at: Any, blocks:
 
     def over_block(block: Any) -> Any:
         def vector(s: Any) -> Any:
-            return _switched_vector(build, weights, s, block)
+            return _weighted(build.outputs(weights, s, block.inputs), block)
 
         def at_node(node: Any) -> Any:
             t, weight = node

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
-from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -44,47 +44,6 @@ _BUFFER_STEP = {"float64": 1e-4, "float32": 1e-2}
 """Step of central differences along buffers that have no derivatives."""
 _ROW_COPIES = 8
 """Times that the outputs for an input are taken to be alive in a function of unknown memory."""
-
-
-class SwitchedNetwork(Protocol):
-    """A network whose weights are switched between those of two networks.
-
-    Attributes:
-        names: Dotted names of the weight tensors.
-    """
-
-    names: tuple[str, ...]
-
-    def switch(self, switches: Switches) -> None:
-        """Take the weights `(1 - s) A + s B`."""
-        ...
-
-    def outputs(self, inputs: Any) -> Float[np.ndarray, "rows *positions out"]:
-        """The outputs on inputs, float64."""
-        ...
-
-    def slopes(
-        self, inputs: Any, cotangent: Callable[[np.ndarray], np.ndarray]
-    ) -> Float[np.ndarray, " weights"]:
-        """The derivatives of `<v, outputs>` along B - A, by weight tensor.
-
-        Args:
-            inputs: Batch of inputs.
-            cotangent: The array v, a function of the outputs whose derivative is not taken.
-        """
-        ...
-
-    def score(self, of: Callable[[Any], Any]) -> float:
-        """A score of the network with the present weights."""
-        ...
-
-    def slopes_of_score(self, of: Callable[[Any], Any]) -> Float[np.ndarray, " weights"]:
-        """The derivatives of a score along B - A, by weight tensor."""
-        ...
-
-    def bytes_of_row(self, inputs: Any) -> float:
-        """Bytes that are kept for a way back, for each of some inputs."""
-        ...
 
 
 def switched_network(a: Any, b: Any, output: str | int | None, dtype: str) -> SwitchedNetwork:
@@ -167,6 +126,9 @@ class _SwitchedModule:
 
     It computes in its own precision and is differentiated, whatever the caller does: an autocast
     would round its weights, and tensors that are made in inference mode have no derivatives.
+
+    Attributes:
+        names: Dotted names of the weight tensors.
     """
 
     @_outside_modes
@@ -191,10 +153,7 @@ class _SwitchedModule:
         values = [_floats(module) for module in (first, second, self.network)]
         check_same_weights(*values[:2])
         self.names = tuple(values[2])
-        self.ends = [
-            tuple(values[0][n] for n in self.names),
-            tuple(values[1][n] for n in self.names),
-        ]
+        self.ends = [tuple(end[name] for name in self.names) for end in values[:2]]
         self.places = tuple(values[2].values())
         parameters = {id(parameter) for parameter in self.network.parameters()}
         self.is_buffer = np.array([id(place) not in parameters for place in self.places])
@@ -210,6 +169,7 @@ class _SwitchedModule:
 
     @_outside_modes
     def switch(self, switches: Switches) -> None:
+        """Take the weights `(1 - s) A + s B`."""
         import torch
 
         with torch.no_grad():
@@ -224,6 +184,7 @@ class _SwitchedModule:
 
     @_outside_modes
     def outputs(self, inputs: Any) -> np.ndarray:
+        """The outputs on inputs, (rows, ..., out), float64."""
         try:
             made = in_rows(array_at(self.function, inputs, run_module), len(inputs))
         except ModelError as error:
@@ -238,6 +199,12 @@ class _SwitchedModule:
 
     @_outside_modes
     def slopes(self, inputs: Any, cotangent: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        """The derivatives of `<v, outputs>` along B - A, by weight tensor.
+
+        Args:
+            inputs: Batch of inputs.
+            cotangent: The array v, a function of the outputs whose derivative is not taken.
+        """
         import torch
 
         with self.recorded():
@@ -283,6 +250,7 @@ class _SwitchedModule:
 
     @_outside_modes
     def score(self, of: Callable[[Any], Any]) -> float:
+        """A score of the network with the present weights."""
         import torch
 
         with torch.no_grad():
@@ -305,6 +273,7 @@ class _SwitchedModule:
 
     @_outside_modes
     def slopes_of_score(self, of: Callable[[Any], Any]) -> np.ndarray:
+        """The derivatives of a score along B - A, by weight tensor."""
         import torch
 
         with self.recorded():
@@ -319,6 +288,7 @@ class _SwitchedModule:
 
     @_outside_modes
     def bytes_of_row(self, inputs: Any) -> float:
+        """Bytes that are kept for a way back, for each of some inputs."""
         import torch
 
         weights = {place.data_ptr() for place in self.places}
@@ -336,7 +306,11 @@ class _SwitchedModule:
 
 
 class _SwitchedPytree:
-    """A function of JAX whose leaves are weights, with switches."""
+    """A function of JAX whose leaves are weights, with switches.
+
+    Attributes:
+        names: Dotted names of the weight tensors.
+    """
 
     def __init__(self, a: Any, b: Any, output: str | int | None, dtype: str) -> None:
         self.output, self.dtype = output, dtype
@@ -357,6 +331,7 @@ class _SwitchedPytree:
         self.step_by_step = False
 
     def switch(self, switches: Switches) -> None:
+        """Take the weights `(1 - s) A + s B`."""
         self.weights = self.between.at(switches)
 
     def _function(self, weights: Sequence[Any]) -> Any:
@@ -373,6 +348,7 @@ class _SwitchedPytree:
         return in_rows(jnp.asarray(array_at(given, inputs, run_module)), len(inputs))
 
     def outputs(self, inputs: Any) -> np.ndarray:
+        """The outputs on inputs, (rows, ..., out), float64."""
         with execution.precision():
             made = self._at_once(self._run, self.weights, inputs)
             return _finite(np.asarray(made, np.float64))
@@ -391,6 +367,12 @@ class _SwitchedPytree:
             return function(*args)
 
     def slopes(self, inputs: Any, cotangent: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        """The derivatives of `<v, outputs>` along B - A, by weight tensor.
+
+        Args:
+            inputs: Batch of inputs.
+            cotangent: The array v, a function of the outputs whose derivative is not taken.
+        """
         with execution.precision():
             made, pullback = self._at_once(self._forth, self.weights, inputs)
             v = jnp.asarray(cotangent(np.asarray(made, np.float64)), made.dtype)
@@ -409,16 +391,23 @@ class _SwitchedPytree:
         )
 
     def score(self, of: Callable[[Any], Any]) -> float:
+        """A score of the network with the present weights."""
         with execution.precision():
             return _scalar(of(self._function(self.weights)))
 
     def slopes_of_score(self, of: Callable[[Any], Any]) -> np.ndarray:
+        """The derivatives of a score along B - A, by weight tensor."""
         with execution.precision():
             slopes = jax.grad(lambda weights: of(self._function(weights)))(list(self.weights))
             return self._along(slopes)
 
     def bytes_of_row(self, inputs: Any) -> float:
+        """Bytes that are kept for a way back, for each of some inputs."""
         return _ROW_COPIES * self.outputs(inputs).nbytes / len(inputs)
+
+
+SwitchedNetwork: TypeAlias = _SwitchedModule | _SwitchedPytree
+"""A network whose weights are switched between those of two networks."""
 
 
 def _pulled_back(pullback: Callable[[Any], Any], v: Any) -> Any:
