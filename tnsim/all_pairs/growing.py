@@ -247,11 +247,11 @@ def _run_of(
         tuple(dict.fromkeys(itertools.chain.from_iterable(models)))
         for models in zip(*pairs.values(), strict=True)
     )
-    first, second = run.models.values()
+    first, second = run.models.sides.values()
     if (rows, columns, route) == ((*first,), (*second,), run.estimate.route):
         return run  # which is planned already
-    others = None if [*pairs] == ["within"] else [second[model] for model in columns]
-    return preparation.planned_again(run, [first[model] for model in rows], others, route)
+    others = None if [*pairs] == ["within"] else columns
+    return preparation.planned_again(run, rows, others, route)
 
 
 def _growths(attrs: Mapping[str, Any]) -> Iterator[Growth]:
@@ -339,7 +339,6 @@ def computed(store: Store, run: PairwiseRun, bar: Any, executor: Any) -> list[Do
         TnsimError: The store cannot be written, or a task failed.
     """
     doubts: list[Doubt] = []
-    models = run.models
     for growth, several in itertools.groupby(grids_of(store), key=lambda grid: grid.growth):
         grids = list(several)
         lacking = [one for grid in grids for one in grid.records if one.label not in store.known]
@@ -354,7 +353,7 @@ def computed(store: Store, run: PairwiseRun, bar: Any, executor: Any) -> list[Do
         with tasks.forgetting(planned.job), Leases(store.path) as leases:
             for grid in grids:
                 of_grid = planned._replace(job=planned.job._replace(sizes=grid.sizes))
-                work = Work(of_grid, models, store, grid.records)
+                work = Work(of_grid, store, grid.records)
                 doubts += complete(work, leases, executor, bar)
     if store.path is not None:
         with stores.writing(store.path):

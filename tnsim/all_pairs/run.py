@@ -157,8 +157,9 @@ def _computed(run: PairwiseRun, place: Place | None, executor: Any, progress: bo
     if damaged:
         listed = stores.listed(damaged)
         warn(f"{path}: damaged: {listed}; computed again", StoreWarning)
-    what = f"{run.pairs:,} inner products by {run.estimate.route}"
-    with announced(what, run.estimate.seconds, bar=False), _bar(run.pairs, "pair", progress) as bar:
+    pairs, estimate = run.models.pairs, run.estimate
+    what = f"{pairs:,} inner products by {estimate.route}"
+    with announced(what, estimate.seconds, bar=False), _bar(pairs, "pair", progress) as bar:
         try:
             with reporting(partial(_compiling, bar)):
                 doubts = growing.computed(store, run, bar, executor)

@@ -18,7 +18,7 @@ import itertools
 import pkgutil
 import queue
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from functools import partial
 from pathlib import Path
@@ -230,13 +230,11 @@ class Work(NamedTuple):
 
     Args:
         run: Settings and plan.
-        models: Models of all records by side and digest, see `PairwiseRun.models`.
         store: Store to which results are written, and from which the norms of tiles are read.
         records: Squared norms, or tiles the norms of which are in the store.
     """
 
     run: PairwiseRun
-    models: Mapping[str, Mapping[str, Entry]]
     store: Store
     records: Sequence[Record]
 
@@ -286,10 +284,10 @@ class Work(NamedTuple):
 
     def _entries(self, record: Record) -> tuple[tuple[Entry, ...], ...]:
         """The models of the rows and, of a tile, those of the columns."""
-        sides = [(record.side, record.rows)]
+        sides, models = self.run.models.sides, [(record.side, record.rows)]
         if record.columns is not None:
-            sides.append(("b", record.columns))
-        return tuple(tuple(self.models[side][model] for model in models) for side, models in sides)
+            models.append(("b", record.columns))
+        return tuple(tuple(sides[side][model] for model in digests) for side, digests in models)
 
     def _norms(self, record: Record) -> tuple[Norms, Norms]:
         """The norms of the rows and columns of a tile, which were written before any tile."""
