@@ -35,6 +35,7 @@ from tnsim.all_pairs.preparation import PairwiseRun
 from tnsim.all_pairs.run_plan import pairs_of, tiles_of
 from tnsim.all_pairs.sources import Entry
 from tnsim.all_pairs.store import Record, State, Store
+from tnsim.all_pairs.ways import NormBlock, Tile
 from tnsim.engine import precision
 from tnsim.engine.runtime.devices import at_once
 from tnsim.errors import ExecutorError, TnsimError, in_one_line
@@ -258,9 +259,9 @@ class Work(NamedTuple):
             ResultError: A model is the zero function, or the largest error leaves no digit.
         """
         entries, arithmetic = self._entries(record), self.run.arithmetic
-        expected = tuple(map(len, entries)), self.store.attrs["outputs"], advice(self.store.path)
+        form = tuple(map(len, entries)), self.store.attrs["outputs"], advice(self.store.path)
         if record.columns is None:
-            norms = tasks.expect_norms(result, *expected)
+            norms = tasks.expected(result, NormBlock, *form)
             for i, entry in enumerate(entries[0]):
                 source, centred = entry.source, entry.source.centred is not None
                 precision.check_norm(
@@ -269,7 +270,7 @@ class Work(NamedTuple):
             arrays = norm_arrays(norms.squared, self.run.job.setting.slices)
             self.store.write(record, {**arrays, "mean_share": norms.mean_share})
             return []
-        found = tasks.expect_tile(result, *expected)
+        found = tasks.expected(result, Tile, *form)
         same = np.array(record.rows)[:, None] == np.array(record.columns)
         arrays, error = tile_arrays(found.products, *self._norms(record), same, arithmetic)
         if found.standard_error is not None:
