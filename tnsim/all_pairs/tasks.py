@@ -147,7 +147,7 @@ def _is_block(value: Any, shape: tuple[int, ...], outputs: int | None) -> bool:
 
 
 def _is_beside(value: Any, kind: type, shape: tuple[int, ...]) -> bool:
-    """Whether a value is shares of means, which may be NaN, or standard errors, infinite or None."""
+    """Whether a value is shares of means, NaN allowed, or standard errors, infinity or None too."""
     if kind is NormBlock:
         return _is_array(value, shape)
     return value is None or (_is_array(value, shape) and not np.isnan(value).any())
