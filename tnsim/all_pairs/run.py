@@ -25,6 +25,7 @@ from tnsim.all_pairs.work import advice
 from tnsim.checkpoints.given import check_chooses, given_models, is_path_or_paths
 from tnsim.checkpoints.load import Series
 from tnsim.circuits.parts import PartSeries, SeriesParts
+from tnsim.circuits.standard_parts import PartName
 from tnsim.compare.estimates import Estimate
 from tnsim.compare.request import estimated, may_estimate, shape_of
 from tnsim.engine import precision
@@ -123,13 +124,12 @@ def pairwise(
     asked = Asked(metric, slices, dtype, budget, centred, path is not None)
     if isinstance(models, SeriesParts):
         _check_settings_of_parts(slices, dialect, n_ctx)
-        results: list[Pairwise | None] = []
+        results: dict[PartName, Pairwise] = {}
         with _bar(len(models), "part", progress) as bar:
             for part in part_runs.part_runs(models, other, path):
                 bar.set_description(str(part.name))
                 run = prepared(part.models, part.other, names, asked)
-                found = _computed(run, part.place, executor, progress=False)
-                results.append(part_runs.of_part(found))
+                results[part.name] = _computed(run, part.place, executor, progress=False)
                 bar.update()
         rests = part_runs.rests_of(models, other)
         result = part_runs.joined(models.names, results)
@@ -273,20 +273,20 @@ def open_pairwise(path: str | os.PathLike[str]) -> Pairwise:
         _warn_of(missing, path)
         return labelled(attrs, arrays)
     names = part_runs.names_in(folder)
-    results: list[Pairwise | None] = []
+    results: dict[PartName, Pairwise] = {}
     missing = []
     for name in names:
         found = growing.read(folder, str(name))
         if found is None:
-            results.append(None)
             missing.append(f"{name}: all")
             continue
         attrs, arrays, lacking = found
-        results.append(part_runs.of_part(labelled(attrs, arrays)))
+        results[name] = labelled(attrs, arrays)
         missing += lacking
-    results, smaller = part_runs.with_all_models(results)
-    missing += [f"{names[place]}: later models" for place in smaller]
     joined = part_runs.joined(names, results)
+    for name, result in results.items():
+        if result.similarity.size < joined.similarity[0].size:
+            missing.append(f"{name}: later models")
     rests = part_runs.kept_rests(folder, joined)
     if rests is None:
         missing.append("what belongs to no part")
