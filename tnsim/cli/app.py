@@ -22,7 +22,6 @@ from tnsim.cli import commands, localise
 from tnsim.cli import pairwise as pairwise_command
 from tnsim.cli.options import (
     CentredOption,
-    DtypeName,
     File,
     JsonOption,
     MetricOptions,
@@ -129,7 +128,7 @@ def similarity(
     chosen, dtype = metric_of(asked), asked.dtype
     by_output: list[float] | None = None
     with compiling_shown():
-        options: dict[str, Any] = {"centred": centred, "dtype": dtype.value}
+        options: dict[str, Any] = {"centred": centred, "dtype": dtype}
         value = tnsim.similarity(one, two, chosen, **options)
         if slices:
             by_output = tnsim.slices(one, two, chosen, **options).tolist()
@@ -141,7 +140,7 @@ def similarity(
         files = {"a": str(a), "b": str(b)}
         tier = None
         if not (is_function(one) or is_function(two)):
-            tier = _tier(tnsim.plan(one, two, chosen, cosine=True, dtype=dtype.value))
+            tier = _tier(tnsim.plan(one, two, chosen, cosine=True, dtype=dtype))
         more = {"centred": centred, "tier": tier}
         print_json(files | _as_data(value, dtype, by_output, sampled) | more)
     else:
@@ -178,9 +177,9 @@ def _similarity_of_blocks(
         first, second = one[label], two[label]
         by_output: list[float] | None = None
         with compiling_shown():
-            value = tnsim.similarity(first, second, metric, dtype=dtype.value)
+            value = tnsim.similarity(first, second, metric, dtype=dtype)
             if slices:
-                by_output = tnsim.slices(first, second, metric, dtype=dtype.value).tolist()
+                by_output = tnsim.slices(first, second, metric, dtype=dtype).tolist()
         results[label] = _as_data(value, dtype, by_output, None)
         if not as_json:
             if n == 0:
@@ -193,7 +192,7 @@ def _similarity_of_blocks(
 
 
 def _as_data(
-    value: Number, dtype: DtypeName, by_output: list[float] | None, sampled: Check | None
+    value: Number, dtype: str, by_output: list[float] | None, sampled: Check | None
 ) -> dict[str, Any]:
     """The answer on two files, for JSON."""
     from tnsim.engine.runtime.devices import device
@@ -202,7 +201,7 @@ def _as_data(
         "similarity": float(value),
         "metric": value.metric,
         "exact": value.exact,
-        "dtype": dtype.value,
+        "dtype": dtype,
         "device": device(),
         "caveats": list(value.caveats),
     }
@@ -323,7 +322,7 @@ def plan(
 
     networks = networks_of(reading, asked.metric)
     one, two = networks.single(a), networks.single(b)
-    planned = tnsim.plan(one, two, metric_of(asked), cosine=cosine, dtype=asked.dtype.value)
+    planned = tnsim.plan(one, two, metric_of(asked), cosine=cosine, dtype=asked.dtype)
     if as_json:
         print_json(json.loads(planned.to_json()))
         return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import dataclasses
-import enum
 import functools
 import inspect
 import itertools
@@ -19,7 +18,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Timer
-from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO, TypeAlias
 
 import typer
 
@@ -51,26 +50,12 @@ SlicesOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
-class MetricName(enum.StrEnum):
-    """Names of metrics on the command line."""
-
-    gaussian = "gaussian"
-    closure = "closure"
-    symmetric = "symmetric"
-    tree = "tree"
-    frobenius = "frobenius"
-    categorical = "categorical"
-    empirical = "empirical"
-
-
-class DtypeName(enum.StrEnum):
-    """Precisions of a computation on the command line."""
-
-    float64 = "float64"
-    float32 = "float32"
-
-
-DtypeOption = Annotated[DtypeName, typer.Option("--dtype", help="Precision of the computation.")]
+MetricName: TypeAlias = Literal[
+    "gaussian", "closure", "symmetric", "tree", "frobenius", "categorical", "empirical"
+]
+DtypeOption = Annotated[
+    Literal["float64", "float32"], typer.Option("--dtype", help="Precision of the computation.")
+]
 
 
 def _presets() -> list[str]:
@@ -135,7 +120,7 @@ class MetricOptions:
             "tensors. categorical: uniform one-hot tokens, exact for one attention layer. "
             "empirical: forward passes on --inputs, of any network.",
         ),
-    ] = MetricName.gaussian
+    ] = "gaussian"
     fit: Annotated[
         Path | None,
         typer.Option(help="Inputs (.npy or .npz) from which a Gaussian takes mean and covariance."),
@@ -155,7 +140,7 @@ class MetricOptions:
             "normal inputs where networks have no exact number (0 refuses them).",
         ),
     ] = None
-    dtype: DtypeOption = DtypeName.float64
+    dtype: DtypeOption = "float64"
 
 
 _Command: TypeAlias = Callable[..., None]
@@ -321,7 +306,7 @@ def networks_of(
             chosen = Dialect.from_json(standard_input("a dialect"))
         elif reading.dialect is not None:
             chosen = find_dialect(reading.dialect)
-        run_folders = metric is MetricName.empirical and not flags_given(reading)
+        run_folders = metric == "empirical" and not flags_given(reading)
         return Networks(chosen, None, *known, run_folders=run_folders)
     from tnsim.cli.user_modules import module_at
 
@@ -329,7 +314,7 @@ def networks_of(
         raise ModelError(
             "--dialect and --model both say what the files hold: give the module, which says more"
         )
-    as_it_is = metric is MetricName.empirical
+    as_it_is = metric == "empirical"
     unread = [flag for flag in flags_given(reading) if flag != "--model"]
     if as_it_is and unread:
         raise ModelError(
@@ -337,7 +322,7 @@ def networks_of(
             f"{', '.join(unread)} does not apply: leave it out"
         )
     module = module_at(reading.model)
-    if metric is MetricName.gaussian and not unread:
+    if metric == "gaussian" and not unread:
         from tnsim.checkpoints.given import given_model, is_module
 
         try:
@@ -390,7 +375,7 @@ def metric_of(options: MetricOptions) -> Any:
         CheckpointError: Where the file cannot be read.
 
     Example:
-        >>> metric_of(MetricOptions(MetricName.tree))
+        >>> metric_of(MetricOptions("tree"))
         TreeSymmetric()
     """
     import tnsim
@@ -398,21 +383,19 @@ def metric_of(options: MetricOptions) -> Any:
 
     name, fit, inputs, samples = options.metric, options.fit, options.inputs, options.samples
     # Either without the other would be ignored in silence.
-    if (name is MetricName.empirical) != (inputs is not None):
+    if (name == "empirical") != (inputs is not None):
         raise ModelError(
-            f"--metric {name.value} and "
+            f"--metric {name} and "
             + ("no --inputs" if inputs is None else f"--inputs {inputs}")
             + ": forward passes need both, --metric empirical --inputs FILE, a .npy or "
             ".safetensors file of vectors or token ids; --fit takes moments from inputs"
         )
-    if samples is not None and name not in (MetricName.categorical, MetricName.gaussian):
-        raise ModelError(
-            f"--samples are those of --metric categorical or gaussian, found {name.value}"
-        )
-    cls: Any = tnsim.Empirical if inputs is not None else METRICS[name.value]
+    if samples is not None and name not in ("categorical", "gaussian"):
+        raise ModelError(f"--samples are those of --metric categorical or gaussian, found {name}")
+    cls: Any = tnsim.Empirical if inputs is not None else METRICS[name]
     if fit is not None and not hasattr(cls, "fit"):
         raise ModelError(
-            f"--fit takes mean and covariance from samples, which metric {name.value} has not; "
+            f"--fit takes mean and covariance from samples, which metric {name} has not; "
             "use gaussian or closure"
         )
     if fit is not None:
