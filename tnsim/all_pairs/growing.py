@@ -29,7 +29,7 @@ run that asks, and models with equal weights are one model, wherever they stand.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -38,6 +38,7 @@ from tnsim.all_pairs import store as stores
 from tnsim.all_pairs.leases import LISTS, Leases, remove
 from tnsim.all_pairs.normalise import Doubt
 from tnsim.all_pairs.preparation import PairwiseRun, Place
+from tnsim.all_pairs.result import Pairwise, labelled
 from tnsim.all_pairs.store import FINISHED, MODELS, RUN, Record, State, Store, sides
 from tnsim.all_pairs.work import Work, complete, pairs_in
 from tnsim.errors import DamagedStore, StoreMismatch
@@ -132,22 +133,15 @@ def _continued(
         lists[MODELS] = stored
     if _named(place, FINISHED) in found.damaged:
         lists[FINISHED] = None  # the end of this run tells it again
-    # The latest state of the store is tried first. Only that state may be grown; an earlier one is
-    # only read, where the models given are exactly its models.
-    last = len(stored["growths"]) - 1
-    for growth in range(last, -1, -1):
-        earlier = _state(stored, growth)
-        places = {}
-        for side in sides(stored):
-            missing = _missing(earlier[f"hash_{side}"], ours[f"hash_{side}"] or ())
-            if missing is not None:
-                places[side] = missing
-        if sides(ours) != sides(stored) or len(places) < len(sides(stored)):
-            continue
-        if not any(places.values()):
-            return earlier, lists, found.damaged
-        if growth == last:
-            grown = _grown(stored, places, ours, run)
+    if sides(ours) == sides(stored):
+        # The latest state of the store is tried first. Only that state may be grown; an earlier one
+        # is only read, where the models given are exactly its models.
+        for growth in reversed(range(len(stored["growths"]))):
+            earlier = _state(stored, growth)
+            if all(earlier[f"hash_{side}"] == ours[f"hash_{side}"] for side in sides(ours)):
+                return earlier, lists, found.damaged
+        grown = _grown(stored, ours, run)
+        if grown is not None:
             return grown, {**lists, MODELS: grown}, found.damaged
     stores.check_models(place.path, stored, ours)
     raise AssertionError("models that do not match differ in a list of digests")
@@ -159,10 +153,7 @@ def _named(place: Place, kind: str) -> str:
 
 def _state(attrs: Mapping[str, Any], growth: int) -> Mapping[str, Any]:
     """The attributes of a store as they were after a growth."""
-    growths = attrs["growths"][: growth + 1]
-    if len(growths) == len(attrs["growths"]):
-        return attrs
-    state = {**attrs, "growths": growths}
+    state = {**attrs, "growths": attrs["growths"][: growth + 1]}
     for side in sides(attrs):
         kept = [since <= growth for since in attrs[f"since_{side}"]]
         for name in ("hash", "labels", "names", "since"):
@@ -170,30 +161,28 @@ def _state(attrs: Mapping[str, Any], growth: int) -> Mapping[str, Any]:
     return state
 
 
-def _missing(stored: Sequence[str], given: Sequence[str]) -> list[int] | None:
-    """Places of the given models that are not stored; None where a stored model is not given."""
+def _since(
+    stored: Iterable[tuple[str, int]], given: Iterable[str], growth: int
+) -> list[int] | None:
+    """The growths with which the given models came, for models that are not stored the given one.
+
+    None where a stored model is not given, or not in this order.
+    """
     # Stored models are looked for in the order given; `waiting` ends with the next one to be found.
-    waiting = list(reversed(stored))
-    missing = []
-    for place, model in enumerate(given):
-        if waiting and waiting[-1] == model:
-            waiting.pop()
-        else:
-            missing.append(place)
-    return None if waiting else missing
+    waiting, since = list(stored)[::-1], []
+    for model in given:
+        is_known = bool(waiting) and waiting[-1][0] == model
+        since.append(waiting.pop()[1] if is_known else growth)
+    return None if waiting else since
 
 
 def _grown(
-    stored: Mapping[str, Any],
-    places: Mapping[str, Sequence[int]],
-    ours: Mapping[str, Any],
-    run: PairwiseRun,
-) -> dict[str, Any]:
-    """The attributes of a store with further models.
+    stored: Mapping[str, Any], ours: Mapping[str, Any], run: PairwiseRun
+) -> dict[str, Any] | None:
+    """The attributes of a store with further models; None where it holds others than the run.
 
     Args:
         stored: Attributes of the store.
-        places: Places of the further models of each side.
         ours: Attributes of the run over all models.
         run: Run over all models.
 
@@ -206,11 +195,12 @@ def _grown(
     # What is said of all models: a later one may be deeper, or not quite what its file holds.
     grown |= {name: ours[name] for name in ("exact", "caveats")}
     for side in sides(stored):
-        earlier, later = iter(stored[f"since_{side}"]), set(places[side])
-        count = len(ours[f"hash_{side}"])
-        grown[f"since_{side}"] = [number if n in later else next(earlier) for n in range(count)]
-        for name in ("hash", "labels", "names"):
-            grown[f"{name}_{side}"] = ours[f"{name}_{side}"]
+        known = zip(stored[f"hash_{side}"], stored[f"since_{side}"], strict=True)
+        since = _since(known, ours[f"hash_{side}"], number)
+        if since is None:
+            return None
+        grown |= {f"{name}_{side}": ours[f"{name}_{side}"] for name in ("hash", "labels", "names")}
+        grown[f"since_{side}"] = since
     first = stored["growths"][0]["route"]
     planned = _run_of(grown, number, run, first)
     if planned is not None:
@@ -391,18 +381,16 @@ def _fetched(store: Store) -> dict[State, list[str]]:
     return labels
 
 
-def read(
-    path: Path, part: str | None = None
-) -> tuple[dict[str, Any], Mapping[str, Any], list[str]] | None:
-    """A store, or one part in it, as it is on disk.
+def read(path: Path, part: str | None = None) -> tuple[Pairwise, list[str]] | None:
+    """The result in a store, or that of one part in it, as it is on disk.
 
     Args:
         path: Folder of the store.
         part: Name of the part; None for whole models.
 
     Returns:
-        Attributes of the run, arrays of all pairs by name, and the labels of norms and tiles that
-        are missing; None where no model was compared.
+        The result and the labels of norms and tiles that are missing; None where no model was
+        compared.
 
     Raises:
         StoreMismatch: There is no store.
@@ -415,7 +403,7 @@ def read(
     store = Store.of(found.attrs, path, part)
     labels = _fetched(store)
     _refuse(path, labels[State.DAMAGED])
-    return described(store.attrs), store.arrays, labels[State.MISSING]
+    return labelled(described(store.attrs), store.arrays), labels[State.MISSING]
 
 
 def _refuse(path: Path, damaged: Sequence[str]) -> None:

@@ -21,11 +21,11 @@ import numpy as np
 
 from tnsim.all_pairs import store as stores
 from tnsim.all_pairs.leases import LISTS, Leases
-from tnsim.all_pairs.preparation import Place
+from tnsim.all_pairs.preparation import Asked, PairwiseRun, Place, prepared
 from tnsim.all_pairs.result import Pairwise
 from tnsim.all_pairs.sources import content_hash
 from tnsim.all_pairs.store import State
-from tnsim.circuits.parts import PartSeries, SeriesParts
+from tnsim.circuits.parts import SeriesParts
 from tnsim.circuits.standard_parts import KINDS, PartName
 from tnsim.errors import DamagedStore, DuplicateWarning, ModelError, StoreMismatch, warn
 
@@ -41,32 +41,20 @@ _MEANS = ("mean_share_a", "mean_share_b")
 _BLOCK = 2**20  # numbers of a tensor that are in memory for its digest, beside the tensor
 
 
-class PartRun(NamedTuple):
-    """The run of a single part.
-
-    Attributes:
-        name: Place of the part.
-        models: The part of every checkpoint.
-        other: The part of every checkpoint to compare with; None for all pairs of `models`.
-        place: Place in the store of all parts, None for none.
-    """
-
-    name: PartName
-    models: PartSeries
-    other: PartSeries | None
-    place: Place | None
-
-
-def part_runs(models: SeriesParts, other: Any, folder: Path | None) -> Iterator[PartRun]:
+def part_runs(
+    models: SeriesParts, other: Any, names: Any, asked: Asked, folder: Path | None = None
+) -> Iterator[tuple[PartName, PairwiseRun, Place | None]]:
     """The runs of all parts, in order.
 
     Args:
         models: Parts of the checkpoints.
         other: Parts of other checkpoints, or None.
+        names: Labels of the checkpoints, None for their own.
+        asked: What is asked of all pairs.
         folder: Folder of the store of all parts, or None.
 
     Yields:
-        One run after another.
+        Each part, its run, and the place of the run in the store.
 
     Raises:
         ModelError: `other` has other parts.
@@ -89,7 +77,7 @@ def part_runs(models: SeriesParts, other: Any, folder: Path | None) -> Iterator[
     for label, name in zip(models, models.names, strict=True):
         others = None if other is None else other[label]
         place = None if folder is None else Place(folder, str(name), parts)
-        yield PartRun(name, models[label], others, place)
+        yield name, prepared(models[label], others, names, asked), place
 
 
 class Rests(NamedTuple):

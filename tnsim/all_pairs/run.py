@@ -126,10 +126,9 @@ def pairwise(
         _check_settings_of_parts(slices, dialect, n_ctx)
         results: dict[PartName, Pairwise] = {}
         with _bar(len(models), "part", progress) as bar:
-            for part in part_runs.part_runs(models, other, path):
-                bar.set_description(str(part.name))
-                run = prepared(part.models, part.other, names, asked)
-                results[part.name] = _computed(run, part.place, executor, progress=False)
+            for name, run, place in part_runs.part_runs(models, other, names, asked, path):
+                bar.set_description(str(name))
+                results[name] = _computed(run, place, executor, progress=False)
                 bar.update()
         rests = part_runs.rests_of(models, other)
         result = part_runs.joined(models.names, results)
@@ -229,10 +228,8 @@ def plan_pairwise(
     if isinstance(models, SeriesParts):
         _check_settings_of_parts(slices, dialect, n_ctx)
         # Checkpoints may be equal in some parts, whose pairs are then fewer: every part is read.
-        runs: Counter[tuple[str, Estimate]] = Counter()
-        for part in part_runs.part_runs(models, other, None):
-            run = prepared(part.models, part.other, None, asked)
-            runs[part.name.kind, run.estimate] += 1
+        every = part_runs.part_runs(models, other, None, asked)
+        runs = Counter((name.kind, run.estimate) for name, run, _ in every)
         return in_turn([(planned, count) for (_, planned), count in runs.items()])
     models, other, metric = _given(models, other, metric, dialect, n_ctx)
     return prepared(models, other, None, asked._replace(metric=metric)).estimate
@@ -269,20 +266,18 @@ def open_pairwise(path: str | os.PathLike[str]) -> Pairwise:
     folder = stores.within_results(stores.folder(path))
     whole = growing.read(folder)
     if whole is not None:
-        attrs, arrays, missing = whole
+        result, missing = whole
         _warn_of(missing, path)
-        return labelled(attrs, arrays)
+        return result
     names = part_runs.names_in(folder)
     results: dict[PartName, Pairwise] = {}
     missing = []
     for name in names:
-        found = growing.read(folder, str(name))
-        if found is None:
+        if (found := growing.read(folder, str(name))) is None:
             missing.append(f"{name}: all")
-            continue
-        attrs, arrays, lacking = found
-        results[name] = labelled(attrs, arrays)
-        missing += lacking
+        else:
+            results[name], lacking = found
+            missing += lacking
     joined = part_runs.joined(names, results)
     for name, result in results.items():
         if result.similarity.size < joined.similarity[0].size:
