@@ -246,18 +246,14 @@ def _run_of(
 
 def _growths(attrs: Mapping[str, Any]) -> Iterator[Growth]:
     """What all pairs of the models of a store need, growth by growth."""
-    arrived: dict[str, dict[int, list[str]]] = {side: {} for side in sides(attrs)}
-    for side, by_growth in arrived.items():
-        both = zip(attrs[f"hash_{side}"], attrs[f"since_{side}"], strict=True)
-        for model, since in both:
-            by_growth.setdefault(since, []).append(model)
-    known: dict[str, dict[str, None]] = {side: {} for side in arrived}
+    known: dict[str, dict[str, None]] = {side: {} for side in sides(attrs)}
     for growth in range(len(attrs["growths"])):
         before = {side: (*models,) for side, models in known.items()}
         new = {}
-        for side, by_growth in arrived.items():
+        for side in known:
+            both = zip(attrs[f"hash_{side}"], attrs[f"since_{side}"], strict=True)
             # A new model may equal an earlier one; its pairs are known then.
-            later = dict.fromkeys(by_growth.get(growth, ()))
+            later = dict.fromkeys(model for model, since in both if since == growth)
             new[side] = tuple(model for model in later if model not in known[side])
             known[side] |= later
         if len(new) == 1:
