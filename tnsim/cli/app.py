@@ -126,12 +126,8 @@ def similarity(
     networks = networks_of(reading, asked.metric)
     one, two = networks.single(a), networks.single(b)
     chosen, dtype = metric_of(asked), asked.dtype
-    by_output: list[float] | None = None
-    with compiling_shown():
-        options: dict[str, Any] = {"centred": centred, "dtype": dtype}
-        value = tnsim.similarity(one, two, chosen, **options)
-        if slices:
-            by_output = tnsim.slices(one, two, chosen, **options).tolist()
+    options = {"centred": centred, "dtype": dtype}
+    value, by_output = _compared(one, two, chosen, slices, options)
     sampled = None
     if check is not None:
         drawn: dict[str, Any] = {"samples": check, "seed": seed or 0, "progress": not as_json}
@@ -175,11 +171,7 @@ def _similarity_of_blocks(
     results: dict[str, Any] = {}
     for n, label in enumerate(labels):
         first, second = one[label], two[label]
-        by_output: list[float] | None = None
-        with compiling_shown():
-            value = tnsim.similarity(first, second, metric, dtype=dtype)
-            if slices:
-                by_output = tnsim.slices(first, second, metric, dtype=dtype).tolist()
+        value, by_output = _compared(first, second, metric, slices, {"dtype": dtype})
         results[label] = _as_data(value, dtype, by_output, None)
         if not as_json:
             if n == 0:
@@ -189,6 +181,17 @@ def _similarity_of_blocks(
             _say_similarity(value, by_output, None)
     if as_json:
         print_json({"a": str(a), "b": str(b), "layers": results})
+
+
+def _compared(
+    a: Any, b: Any, metric: Any, slices: bool, options: dict[str, Any]
+) -> tuple[Number, list[float] | None]:
+    """The cosine of two models and, with `slices`, that of every output."""
+    import tnsim
+
+    with compiling_shown():
+        value = tnsim.similarity(a, b, metric, **options)
+        return value, tnsim.slices(a, b, metric, **options).tolist() if slices else None
 
 
 def _as_data(

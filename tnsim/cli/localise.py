@@ -233,8 +233,12 @@ def change(
         swapped = {"removed": result.removed, "alone": result.alone} if swaps else {}
         by_input = result.by_input if on_inputs and of == "distance" else None
     if as_json:
-        data = _as_data(result) | {name: each.tolist() for name, each in swapped.items()}
-        print_json(data if by_input is None else data | {"by_input": by_input.tolist()})
+        told = ("how", "of", "total", "surroundings", "components")
+        data = _about([result]) | {name: getattr(result, name) for name in told}
+        arrays = {"share": result.share, **swapped}
+        if by_input is not None:
+            arrays["by_input"] = by_input
+        print_json(data | {name: array.tolist() for name, array in arrays.items()})
     else:
         say(text_of_change(result, swapped))
         if by_input is not None:
@@ -245,21 +249,6 @@ def change(
         if not all(label.startswith("layer ") for label in result.components):
             draw = figures.shares  # names of modules have no place in a grid
         save_picture(draw(result.components, result.share, title=title), plot)
-
-
-def _as_data(result: Change) -> dict[str, Any]:
-    """The shares of a change, for JSON."""
-    return {
-        "metric": result.metric,
-        "exact": result.exact,
-        "how": result.how,
-        "caveats": list(result.caveats),
-        "of": result.of,
-        "total": result.total,
-        "surroundings": result.surroundings,
-        "components": list(result.components),
-        "share": result.share.tolist(),
-    }
 
 
 def _say_inputs(by_input: Any) -> None:
