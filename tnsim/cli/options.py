@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from tnsim.checkpoints.load import Checkpoint, Series
+    from tnsim.checkpoints.load import Checkpoint, Reading, Series
 
 
 File = Annotated[
@@ -210,23 +210,16 @@ class Networks:
     """How the files that a command names become networks.
 
     Args:
-        reader: A dialect, or a module whose state dicts the files hold; None where files say
-            themselves what they hold.
-        example: Example of the module's argument, or None.
-        n_ctx: Length of sequences.
-        leave_out: Patterns of tensors that are knowingly not read.
-        norm_inputs: Inputs at whose mean energy norms become constants.
+        reading: How they are read as models.
+        example: Example of the argument of a module by which they are read, or None.
         run_as_they_are: Whether files become copies of the module, which run on inputs, instead of
             models.
         run_folders: Whether folders of Hugging Face that are no models run on inputs, as networks
             of its library.
     """
 
-    reader: Any = None
+    reading: Reading
     example: Any = None
-    n_ctx: int | None = None
-    leave_out: tuple[str, ...] = ()
-    norm_inputs: Any = None
     run_as_they_are: bool = False
     run_folders: bool = False
 
@@ -236,7 +229,7 @@ class Networks:
         from tnsim.checkpoints.load import modules_of
 
         if self.run_as_they_are:
-            (function,) = modules_of([file], self.reader).values()
+            (function,) = modules_of([file], self.reading.dialect).values()
             return function.module
         return read_model(file, None, True) if self.run_folders else self.stored(file).model
 
@@ -244,21 +237,13 @@ class Networks:
         """The model of a name, with the types of its numbers."""
         from tnsim.checkpoints.load import read
 
-        known = (self.reader, self.n_ctx, self.leave_out, self.norm_inputs)
-        return read(file, *known, inputs=self.example)
+        return read(file, *self.reading, inputs=self.example)
 
     def series(self, files: Sequence[str | Path]) -> Series:
         """The checkpoints that names stand for, as models."""
         import tnsim
 
-        return tnsim.Series(
-            files,
-            self.reader,
-            self.n_ctx,
-            leave_out=self.leave_out,
-            norm_inputs=self.norm_inputs,
-            inputs=self.example,
-        )
+        return tnsim.Series(files, **self.reading._asdict(), inputs=self.example)
 
     def several(self, files: Sequence[str | Path]) -> Series | dict[str, Any]:
         """The checkpoints that names stand for, as models or as modules."""
@@ -266,7 +251,7 @@ class Networks:
         from tnsim.checkpoints.load import modules_of
 
         if self.run_as_they_are:
-            return modules_of(files, self.reader)
+            return modules_of(files, self.reading.dialect)
         if self.run_folders and (folders := folders_of_networks(list(files))):
             return networks_of_folders(folders)
         return self.series(files)
@@ -292,7 +277,7 @@ def networks_of(
         ModelError: Options do not go together.
     """
     from tnsim.checkpoints.dialects import Dialect
-    from tnsim.checkpoints.load import find_dialect
+    from tnsim.checkpoints.load import Reading, find_dialect
 
     inputs = None if reading.norm_inputs is None else samples_in(reading.norm_inputs)
     known = (reading.n_ctx, tuple(reading.leave_out or ()), inputs)
@@ -307,7 +292,7 @@ def networks_of(
         elif reading.dialect is not None:
             chosen = find_dialect(reading.dialect)
         run_folders = metric == "empirical" and not flags_given(reading)
-        return Networks(chosen, None, *known, run_folders=run_folders)
+        return Networks(Reading(chosen, *known), run_folders=run_folders)
     from tnsim.cli.user_modules import module_at
 
     if reading.dialect is not None:
@@ -332,7 +317,7 @@ def networks_of(
                 raise
             as_it_is = True
     example = None if reading.example is None else samples_in(reading.example)
-    return Networks(module, example, *known, as_it_is)
+    return Networks(Reading(module, *known), example, as_it_is)
 
 
 def standard_input(what: str) -> str:
@@ -493,9 +478,9 @@ def check_outputs(outputs: Mapping[Path, Kind], store: Path | None = None) -> No
             above = next((above for above in Path(place).parents if above.exists()), Path(place))
             if not above.is_dir():
                 raise NotADirectoryError(0, f"{above} is no folder")
-            check_replaceable(path, kind)
             if kind.needs is not None:
                 require(*kind.needs, f"writing {path}")
+            check_replaceable(path, kind)
         except OSError as error:
             raise typer.BadParameter(f"{path}: {error.strerror}") from None
     for place, path in places.items():
