@@ -105,12 +105,6 @@ class PairwiseRun(NamedTuple):
         return tuple(dict.fromkeys(caveat for entry in every for caveat in entry.caveats))
 
     @property
-    def exact(self) -> bool:
-        """Whether the metric's definition is met exactly."""
-        every = itertools.chain.from_iterable(self.listed.values())
-        return self.job.setting.metric.is_exact(max(entry.nonlinear for entry in every))
-
-    @property
     def arithmetic(self) -> Arithmetic:
         """Largest degree and the precision, which bound the errors of rounding."""
         degree = max(entry.degree for entry in self.models.entries)
@@ -310,7 +304,7 @@ def attributes_of(run: PairwiseRun, parts: Mapping[str, Any] | None = None) -> d
         "centred": int(first.source.centred is not None),
         "parts": parts,
         "outputs": first.d_out if setting.slices else None,
-        "exact": int(run.exact),
+        "exact": int(run.estimate.exact),
         "estimates": int(run.job.way.estimates),
         "symmetric": int("b" not in run.listed),
         # How the pairs of every growth of a store are computed, those of the first run first.

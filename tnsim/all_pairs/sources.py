@@ -208,16 +208,10 @@ def sources(
         raise ModelError(
             f"labels must differ, found {', '.join(repeated[:5])} more than once; give names="
         )
-    reading = Reading()
-    called = tuple(map(str, labels))
-    if isinstance(models, Series):
-        reading = models.reading
-    if isinstance(models, (Series, PartSeries)):
-        called = models.names
-    listed = []
-    for label, name, (_, weights) in zip(labels, called, given, strict=True):
-        listed.append(Source(label, name, weights, reading, centred))
-    return tuple(listed)
+    reading = models.reading if isinstance(models, Series) else Reading()
+    called = models.names if isinstance(models, (Series, PartSeries)) else map(str, labels)
+    both = zip(labels, called, (weights for _, weights in given), strict=True)
+    return tuple(Source(*source, reading, centred) for source in both)
 
 
 def _labelled(models: Any) -> list[tuple[Any, Any]]:

@@ -359,18 +359,12 @@ def _say_cost(planned: Estimate, as_json: bool) -> None:
 def _print_result(result: Pairwise) -> None:
     from tnsim.analysis.matrices import shown_labels
 
-    attributes = dict(result.attrs)
+    data: dict[str, Any] = {side: shown_labels(result[side]) for side in "ab"}
+    if "part" in result.dims:
+        data["part"] = result["part"].values.tolist()
+    data["similarity"] = result.similarity.values.tolist()
     # Files keep the flag as a number, and JSON has booleans.
-    attributes["exact"] = bool(attributes["exact"])
-    print_json(
-        {
-            "a": shown_labels(result["a"]),
-            "b": shown_labels(result["b"]),
-            **({"part": result["part"].values.tolist()} if "part" in result.dims else {}),
-            "similarity": result.similarity.values.tolist(),
-            **attributes,
-        }
-    )
+    print_json(data | result.attrs | {"exact": bool(result.attrs["exact"])})
 
 
 def _say_result(result: Pairwise, written: list[Path]) -> None:
