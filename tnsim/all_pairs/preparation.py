@@ -30,7 +30,7 @@ from tnsim.all_pairs.ways import Job, PairSetting
 from tnsim.circuits.parts import PartSeries
 from tnsim.compare.by_points import Rows, points_of, what_is_read
 from tnsim.compare.estimates import Estimate
-from tnsim.compare.request import check_comparison, estimated
+from tnsim.compare.request import check_comparison, estimated, highest_degree
 from tnsim.compare.routes import Ways, from_table, weighed
 from tnsim.engine.budget import Budget
 from tnsim.engine.precision import Arithmetic
@@ -107,7 +107,7 @@ class PairwiseRun(NamedTuple):
     @property
     def arithmetic(self) -> Arithmetic:
         """Largest degree and the precision, which bound the errors of rounding."""
-        degree = max(entry.degree for entry in self.models.entries)
+        degree = highest_degree(self.models.examples.values())
         return Arithmetic(degree, self.job.setting.dtype)
 
 

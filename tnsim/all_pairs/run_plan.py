@@ -25,6 +25,7 @@ from tnsim.all_pairs.sources import Entry
 from tnsim.all_pairs.ways import PairSetting, Way
 from tnsim.compare.by_points import Rows
 from tnsim.compare.estimates import Estimate, Tiles
+from tnsim.compare.request import is_exact
 from tnsim.engine.budget import Budget
 from tnsim.engine.ir.dtypes import ITEM_BYTES
 from tnsim.engine.runtime.devices import backend, check_addresses
@@ -99,7 +100,6 @@ class Sizes(NamedTuple):
         rows, columns: Numbers of distinct models.
         symmetric: Whether rows and columns are a single list.
         terms: Largest number of models that an entry adds up.
-        nonlinear: Largest number of nonlinear layers of a model.
         weights: Bytes of the largest model.
         products: Bytes computed and kept per pair.
         item: Bytes of a number.
@@ -110,7 +110,6 @@ class Sizes(NamedTuple):
     columns: int
     symmetric: bool
     terms: int
-    nonlinear: int
     weights: int
     products: int
     item: int
@@ -128,7 +127,6 @@ class Sizes(NamedTuple):
             columns=columns,
             symmetric=models.columns is None,
             terms=max(len(entry.bases) for entry in models.entries),
-            nonlinear=max(entry.nonlinear for entry in models.entries),
             weights=largest * item,
             products=32 * outputs,
             item=item,
@@ -244,7 +242,7 @@ class RouteOfRun(ABC):
         setting = self.setting
         return Estimate(
             metric=setting.metric.name,
-            exact=setting.metric.is_exact(run.nonlinear),
+            exact=is_exact(setting.metric, self.models.examples.values()),
             route=self.name,
             dtype=setting.dtype,
             outputs=("AA", "AB", "BB"),

@@ -34,7 +34,7 @@ from tnsim.models.functions import Function
 from tnsim.models.matrices import SparseMatrix
 from tnsim.models.model import Combination, Model, caveats, terms
 from tnsim.options import is_list
-from tnsim.problems.tensors.kinds import Kinds, kinds, nonlinear
+from tnsim.problems.tensors.kinds import Kinds, kinds
 
 STANDARD = "standard"
 
@@ -159,8 +159,6 @@ class Entry:
         d_in: Coordinates of the input; None for a plain function.
         d_out: Coordinates of the output.
         n_ctx: Positions of a sequence; None for vectors.
-        degree: Largest degree of a base.
-        nonlinear: Number of nonlinear layers of the deepest base.
         terms: Number of terms of the source. It may exceed the number of bases, as a small
             difference of two models is a single base.
         caveats: Differences between the model and the networks that were read.
@@ -172,8 +170,6 @@ class Entry:
     d_in: int | None
     d_out: int
     n_ctx: int | None
-    degree: int
-    nonlinear: int
     terms: int
     caveats: tuple[str, ...]
 
@@ -250,16 +246,13 @@ def entry(source: Source, model: Model | Combination, dtype: str) -> Entry:
     # Small differences of models become models of their own, and digests belong to these.
     bases = [base for _, base in terms(by_differences(model, dtype))]
     digests = [content_hash(base) for base in bases]
-    layers = [kinds(base) for base in bases]
     return Entry(
         source=source,
         digest=digests[0] if isinstance(model, Model) else content_hash(model),
-        bases=tuple(zip(digests, layers, strict=True)),
+        bases=tuple(zip(digests, map(kinds, bases), strict=True)),
         d_in=bases[0].d_in,
         d_out=bases[0].d_out,
         n_ctx=bases[0].n_ctx,
-        degree=max(base.growth for base in bases),
-        nonlinear=nonlinear(*layers),
         terms=len(terms(model)),
         caveats=caveats(model),
     )
