@@ -151,8 +151,8 @@ def stack(
     # A plan reads what belongs to no model besides: the constant, moments and masks.
     names = share.plan.shapes
     known = {ONE: np.ones(())} | family.inputs(names, setting.units.metric, models[0].d_in)
-    place = spread if setting.tier == "compile" else _on_host
-    read = {leaf: place(array) for leaf, array in arrays.items() if leaf in names}
+    read = {leaf: array for leaf, array in arrays.items() if leaf in names}
+    read = _placed(Stack(read, {}), spread, setting).arrays
     over = dict.fromkeys(read, (True,)) if count > 1 else {}
     read |= {leaf: np.asarray(x, dtype) for leaf, x in known.items() if leaf in names}
     # The own share runs on the stack of all models at once, and its outputs join the arrays.
@@ -287,12 +287,7 @@ def _batches(
 
 def _placed(stacked: Stack, place: Callable[[Any], Any], setting: PairSetting) -> Stack:
     """A stack with its arrays where plans read them: on devices, or as they are in NumPy."""
-    place = place if setting.tier == "compile" else _on_host
-    return stacked._replace(arrays=place(stacked.arrays))
-
-
-def _on_host(arrays: Any) -> Any:
-    return arrays
+    return stacked._replace(arrays=place(stacked.arrays)) if setting.tier == "compile" else stacked
 
 
 def _by_kind(models: Sequence[Model]) -> list[list[int]]:

@@ -150,8 +150,10 @@ class Sizes(NamedTuple):
             model_bytes: Bytes of a single model.
             share: Share of the memory for the models of a tile.
         """
+        # They are never measured: equal runs have equal tiles, and so equal bits.
+        most_work = _TILE_WORK if backend() == "cpu" else _ACCELERATED * _TILE_WORK
         # A tile of n models a side has n^2 pairs, so limits on pairs are limits on n^2.
-        by_work = math.isqrt(max(1, _tile_work() // work))
+        by_work = math.isqrt(max(1, most_work // work))
         by_models = share * self.available / (self.terms * model_bytes)
         by_products = math.sqrt(self.available / 8 / self.products)
         most = max(1, int(min(LARGEST_TILE, by_work, by_models, by_products)))
@@ -179,14 +181,6 @@ def memory(setting: PairSetting) -> float:
     check_addresses()
     room = setting.budget.room(0)
     return _UNKNOWN if math.isinf(room) else room
-
-
-def _tile_work() -> int:
-    """Multiplications of a tile, by the kind of backend.
-
-    They are never measured: equal runs have equal tiles, and so equal bits.
-    """
-    return _TILE_WORK if backend() == "cpu" else _ACCELERATED * _TILE_WORK
 
 
 class RouteOfRun(ABC):

@@ -443,9 +443,8 @@ def samples_in(file: Path) -> np.ndarray:
 
     with naming(file), refusing("cannot be read as inputs"):
         if file.suffix != ".npz":
-            with regular(file) as data:
-                np.lib.format.read_magic(data)  # no pickle, whatever the name of the file
-            return np.array(np.load(file, mmap_mode="r", allow_pickle=False))
+            with regular(file):  # no pickle, whatever the name of the file, and no pipe
+                return np.array(np.lib.format.open_memmap(file, mode="r"))
         arrays = contents(file).tensors
         if len(arrays) != 1:
             raise CheckpointError(f"must hold one array of inputs, found {len(arrays)}")

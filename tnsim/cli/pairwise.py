@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from tnsim.all_pairs.result import Pairwise
     from tnsim.checkpoints.load import Series
     from tnsim.circuits.parts import SeriesParts
-    from tnsim.compare.estimates import Estimate
     from tnsim.metrics.protocol import Metric
 
 Files = Annotated[
@@ -165,7 +164,11 @@ def pairwise(
         _say_costs(models, chosen, options, as_json)
         return
     if dry_run:
-        _say_cost(tnsim.plan_pairwise(models, chosen, **options), as_json)
+        planned = tnsim.plan_pairwise(models, chosen, **options)
+        if as_json:
+            print_json(planned.as_dict())
+        else:
+            say(str(planned))
         return
     if out is None:
         raise typer.BadParameter("give --out DIR, where results are kept, or --dry-run")
@@ -347,13 +350,6 @@ def _say_costs(
             say(f"{kind}: {len(own)} parts, together\n{planned}")
     if as_json:
         print_json(data)
-
-
-def _say_cost(planned: Estimate, as_json: bool) -> None:
-    if as_json:
-        print_json(planned.as_dict())
-    else:
-        say(str(planned))
 
 
 def _print_result(result: Pairwise) -> None:
