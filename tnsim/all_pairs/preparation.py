@@ -176,12 +176,12 @@ def _planned(
     choice = weighed([route for route in routes if route.name == kept] or routes, setting.budget)
     taken, estimate = choice.route, choice.estimate
     tiles = tiles_of(estimate)
-    setting = setting._replace(tier=tiles.tier)
     job = Job(
         setting=setting,
         way=taken.way,
         sizes=(tiles.side, tiles.side),
-        keep_blocks=2,
+        # Blocks of two sides, of every section of the features: what a tile needs at once.
+        keep_blocks=2 if tiles.streamed else 2 * len(taken.way.sections),
         keep_bytes=0,
         alone=True,
         key=uuid4().hex,  # two equal runs at the same time share no kept blocks
@@ -293,7 +293,7 @@ def attributes_of(run: PairwiseRun, parts: Mapping[str, Any] | None = None) -> d
         run: Run over all models.
         parts: Parts that are compared into one folder, see `Place`.
     """
-    setting = run.job.setting
+    setting, tiles = run.job.setting, tiles_of(run.estimate)
     first = run.listed["a"][0]
     attrs: dict[str, Any] = {
         "format": FORMAT,
@@ -308,13 +308,7 @@ def attributes_of(run: PairwiseRun, parts: Mapping[str, Any] | None = None) -> d
         "estimates": int(run.job.way.estimates),
         "symmetric": int("b" not in run.listed),
         # How the pairs of every growth of a store are computed, those of the first run first.
-        "growths": [
-            {
-                "route": run.estimate.route,
-                "tile": tiles_of(run.estimate).side,
-                "tier": setting.tier,
-            }
-        ],
+        "growths": [{"route": run.estimate.route, "tile": tiles.side, "tier": tiles.tier}],
         "plan": summary(run.estimate),
         "caveats": list(run.caveats),
         "device": device(),
@@ -342,10 +336,5 @@ def as_stored(run: PairwiseRun, tier: str, alone: bool) -> PairwiseRun:
     keep = memory(run.job.setting) / 2
     if not alone:
         keep /= os.cpu_count() or 1
-    job = run.job._replace(
-        setting=run.job.setting._replace(tier=tier), keep_bytes=keep, alone=alone
-    )
-    # Blocks of two sides, of every section of the features: what a tile needs at once.
-    if not tiles_of(run.estimate).streamed:
-        job = job._replace(keep_blocks=2 * len(job.way.sections))
-    return run._replace(job=job)
+    setting = run.job.setting._replace(tier=tier)
+    return run._replace(job=run.job._replace(setting=setting, keep_bytes=keep, alone=alone))
