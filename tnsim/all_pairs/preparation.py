@@ -38,12 +38,11 @@ from tnsim.engine.runtime.devices import device
 from tnsim.errors import DuplicateWarning, ModelError, warn
 from tnsim.metrics.points import Points
 from tnsim.metrics.protocol import Metric
-from tnsim.models.differences import by_differences
 from tnsim.models.functions import is_function
-from tnsim.models.model import Model, terms
+from tnsim.models.model import Model
 from tnsim.problems import features
 from tnsim.problems.features import FeatureSpace
-from tnsim.problems.tensors.kinds import Kinds, kinds
+from tnsim.problems.tensors.kinds import Kinds
 from tnsim.problems.units import common_units
 
 
@@ -258,7 +257,7 @@ def _side(
     A model of every sequence of layer kinds is added to `examples`, and what each model reads to
     `read`, see `Models`.
     """
-    metric, dtype = asked.metric, asked.dtype
+    metric = asked.metric
     entries: list[Entry] = []
     distinct: dict[str, Entry] = {}
     equal: list[str] = []
@@ -267,10 +266,9 @@ def _side(
         if is_function(model):
             made = function_entry(source, metric, asked.stored)
         else:
-            made = entry(source, model, dtype)
-            terms_of_model = terms(by_differences(model, dtype))
-            for (digest, _), (_, base) in zip(made.bases, terms_of_model, strict=True):
-                examples.setdefault(kinds(base), base)
+            made, bases = entry(source, model, asked.dtype)
+            for (digest, layers), base in zip(made.bases, bases, strict=True):
+                examples.setdefault(layers, base)
                 if digest not in read:
                     read[digest] = what_is_read(base, metric)
         entries.append(made)

@@ -235,8 +235,10 @@ def _labelled(models: Any) -> list[tuple[Any, Any]]:
     )
 
 
-def entry(source: Source, model: Model | Combination, dtype: str) -> Entry:
-    """The entry of a model that was read.
+def entry(
+    source: Source, model: Model | Combination, dtype: str
+) -> tuple[Entry, tuple[Model, ...]]:
+    """The entry of a model that was read, and the models that it adds up.
 
     Raises:
         ModelError: It is no model, or its weights are traced, or tensors that require grad.
@@ -244,9 +246,9 @@ def entry(source: Source, model: Model | Combination, dtype: str) -> Entry:
     check_numbers(model)
     check_untraced("pairwise", model)
     # Small differences of models become models of their own, and digests belong to these.
-    bases = [base for _, base in terms(by_differences(model, dtype))]
+    bases = tuple(base for _, base in terms(by_differences(model, dtype)))
     digests = [content_hash(base) for base in bases]
-    return Entry(
+    made = Entry(
         source=source,
         digest=digests[0] if isinstance(model, Model) else content_hash(model),
         bases=tuple(zip(digests, map(kinds, bases), strict=True)),
@@ -256,3 +258,4 @@ def entry(source: Source, model: Model | Combination, dtype: str) -> Entry:
         terms=len(terms(model)),
         caveats=caveats(model),
     )
+    return made, bases
