@@ -63,12 +63,10 @@ class Grid(NamedTuple):
 
     Attributes:
         growth: Number of the growth with which the models came.
-        sizes: Most models in a block of rows, and in a block of columns.
         records: All squared norms of one list, or all tiles.
     """
 
     growth: int
-    sizes: tuple[int, int]
     records: tuple[Record, ...]
 
 
@@ -280,7 +278,7 @@ def grids_of(store: Store) -> list[Grid]:
                 Record(f"{start}norms {side} {n}", block, side=side)
                 for n, block in enumerate(cut(models))
             ]
-            grids.append(Grid(growth, (tile, tile), tuple(norms)))
+            grids.append(Grid(growth, tuple(norms)))
         for name, (rows, columns) in pairs.items():
             label = f"{start}{name} tile" if growth else f"{start}tile"
             tiles = [
@@ -289,8 +287,7 @@ def grids_of(store: Store) -> list[Grid]:
                 for j, other in enumerate(cut(columns))
                 if name != "within" or j <= i  # on and below the diagonal, as tiles are mirrored
             ]
-            sizes = min(tile, len(rows)), min(tile, len(columns))
-            grids.append(Grid(growth, sizes, tuple(tiles)))
+            grids.append(Grid(growth, tuple(tiles)))
     return [grid for grid in grids if grid.records]
 
 
@@ -338,7 +335,9 @@ def computed(store: Store, run: PairwiseRun, bar: Any, executor: Any) -> list[Do
         planned = preparation.as_stored(planned, chosen["tier"], executor is None)
         with tasks.forgetting(planned.job), Leases(store.path) as leases:
             for grid in grids:
-                of_grid = planned._replace(job=planned.job._replace(sizes=grid.sizes))
+                first = grid.records[0]  # no block has more models
+                sizes = len(first.rows), len(first.columns or first.rows)
+                of_grid = planned._replace(job=planned.job._replace(sizes=sizes))
                 work = Work(of_grid, store, grid.records)
                 doubts += complete(work, leases, executor, bar)
     if store.path is not None:
