@@ -93,19 +93,16 @@ def paths(
             last = f"{edges.labels[-1]}"
             save_picture(figures.edges(edges.edges, edges.cut[-1], title=last), plot)
         return
+    given: Any = series if len(series) > 1 else series[0]
     with compiling_shown():
-        if len(series) == 1:
-            single = tnsim.paths(series[0], partner, chosen, **options, dtype=dtype)
-        else:
-            run = tnsim.paths(series, partner, chosen, **options, dtype=dtype)
-    if len(series) == 1:
-        _tell(single, _paths_data, as_json)
-        if plot is not None:
-            save_picture(figures.shares(single.bra, single.share, single.standard_error), plot)
-        return
-    _tell(run, _run_data, as_json)
+        found = tnsim.paths(given, partner, chosen, **options, dtype=dtype)
+    _tell(found, _run_data if given is series else _paths_data, as_json)
     if plot is not None:
-        save_picture(figures.shares_over_training(run.labels, run.paths, run.share), plot)
+        if given is series:
+            drawn = figures.shares_over_training(found.labels, found.paths, found.share)
+        else:
+            drawn = figures.shares(found.bra, found.share, found.standard_error)
+        save_picture(drawn, plot)
 
 
 def _tell(result: T, data_of: Callable[[T], dict[str, Any]], as_json: bool) -> None:
