@@ -151,8 +151,8 @@ def stack(
     # A plan reads what belongs to no model besides: the constant, moments and masks.
     names = share.plan.shapes
     known = {ONE: np.ones(())} | family.inputs(names, setting.units.metric, models[0].d_in)
-    place = spread if setting.tier == "compile" else _on_host
-    read = {leaf: place(array) for leaf, array in arrays.items() if leaf in names}
+    read = {leaf: array for leaf, array in arrays.items() if leaf in names}
+    read = _placed(Stack(read, {}), spread, setting).arrays
     over = dict.fromkeys(read, (True,)) if count > 1 else {}
     read |= {leaf: np.asarray(x, dtype) for leaf, x in known.items() if leaf in names}
     # The own share runs on the stack of all models at once, and its outputs join the arrays.
@@ -240,64 +240,54 @@ def batch_side(plan: Plan, models: int, budget: Budget) -> int:
     return mesh().size * math.ceil(even / mesh().size)
 
 
-class _Models(NamedTuple):
-    """Models of equal layers, and the digests of their content."""
-
-    models: tuple[Model, ...]
-    digests: tuple[str, ...]
-
-
-def _chosen(block: PairBlock, places: Sequence[int]) -> _Models:
-    return _Models(
-        tuple(block.models[place] for place in places),
-        tuple(block.digests[place] for place in places),
-    )
-
-
 def _batches(
-    bra: _Models, ket: _Models, job: Job, triangle: bool
-) -> Iterator[tuple[slice, slice, ScaledSum]]:
+    bra: PairBlock, rows: list[int], ket: PairBlock, columns: list[int], job: Job, triangle: bool
+) -> Iterator[tuple[list[int], list[int], ScaledSum]]:
     """Products of all batches of models of equal layers; of a triangle, on and below its diagonal.
 
+    Args:
+        bra, ket: Blocks of both sides.
+        rows, columns: Places of models of equal layers in the blocks.
+        job: Settings that all tasks share.
+        triangle: Whether both sides are the same models.
+
     Yields:
-        (rows, columns, products).
+        (rows, columns, products) of a batch.
     """
     setting = job.setting
-    pairs = Pairs.of(bra.models[0], ket.models[0], setting)
+    first = bra.models[rows[0]]
+    pairs = Pairs.of(first, ket.models[columns[0]], setting)
     plan = pairs.shares.crossing.plan
     across, down = (batch_side(plan, size, setting.budget) for size in job.sizes)
 
-    def stacks(name: Side, models: _Models, together: int) -> Iterator[tuple[slice, Stack]]:
-        for i in range(0, len(models.models), together):
-            at = slice(i, i + together)
-            key = (name, pairs.family, together, *models.digests[at])
-            make = partial(stack, name, models.models[at], together, pairs, setting)
+    def stacks(
+        name: Side, block: PairBlock, places: list[int], together: int, place: Callable[[Any], Any]
+    ) -> list[tuple[list[int], Stack]]:
+        made = []
+        for i in range(0, len(places), together):
+            at = places[i : i + together]
+            key = (name, pairs.family, together, *(block.digests[n] for n in at))
+            make = partial(stack, name, [block.models[n] for n in at], together, pairs, setting)
             # Only stacks with own shares are dear enough to be kept.
-            yield at, job.kept(key, make) if name in pairs.shares.own else make()
+            stacked = job.kept(key, make) if name in pairs.shares.own else make()
+            made.append((at, _placed(stacked, place, setting)))
+        return made
 
     with execution.precision():
-        rows = [(i, _placed(stacked, spread, setting)) for i, stacked in stacks("A", bra, across)]
-        columns = [
-            (j, _placed(stacked, replicated, setting)) for j, stacked in stacks("B", ket, down)
-        ]
+        left = stacks("A", bra, rows, across, spread)
+        right = stacks("B", ket, columns, down, replicated)
     # Stacks of rows have no axis of columns, so the part that reads the row's model only runs once
     # per row.
     over_rows, over_columns = (across > 1, False), (False, down > 1)
-    d_in = bra.models[0].d_in
-    for (i, row), (j, column) in itertools.product(rows, columns):
-        if not triangle or j.start <= i.start:
+    for (at, row), (to, column) in itertools.product(left, right):
+        if not triangle or to[0] <= at[0]:
             both = (row, over_rows), (column, over_columns)
-            yield i, j, contracted(pairs, both, CROSS[0], setting, d_in)
+            yield at, to, contracted(pairs, both, CROSS[0], setting, first.d_in)
 
 
 def _placed(stacked: Stack, place: Callable[[Any], Any], setting: PairSetting) -> Stack:
     """A stack with its arrays where plans read them: on devices, or as they are in NumPy."""
-    place = place if setting.tier == "compile" else _on_host
-    return stacked._replace(arrays=place(stacked.arrays))
-
-
-def _on_host(arrays: Any) -> Any:
-    return arrays
+    return stacked._replace(arrays=place(stacked.arrays)) if setting.tier == "compile" else stacked
 
 
 def _by_kind(models: Sequence[Model]) -> list[list[int]]:
@@ -374,9 +364,8 @@ class Contracted(ByPairs):
             met = column_groups[: n + 1] if columns is None else column_groups
             for column_group in met:
                 triangle = columns is None and column_group == row_group
-                bra, ket = _chosen(rows, row_group), _chosen(others, column_group)
-                for i, j, batch in _batches(bra, ket, job, triangle):
-                    at, to = row_group[i], column_group[j]
+                groups = rows, row_group, others, column_group
+                for at, to, batch in _batches(*groups, job, triangle):
                     # In a batch on the diagonal both orders of a pair were computed, and rounding
                     # may tell them apart: the upper triangle is replaced by the lower one.
                     diagonal = triangle and at == to

@@ -17,7 +17,7 @@ from tnsim.engine.ir.dtypes import ITEM_BYTES
 from tnsim.engine.plan import Plan
 from tnsim.engine.runtime.stacking import Axes
 from tnsim.engine.runtime.tiers import seconds_of, tier_in_use
-from tnsim.names import SIDES, Pair, side_of
+from tnsim.names import SIDES, side_of
 from tnsim.problems.tensors.kinds import Kinds
 
 # Multiplications as which a written element counts. Over plans of all families and widths 16 to
@@ -39,17 +39,14 @@ class ContractedRun(RouteOfRun):
     @property
     def search(self) -> float:
         """See `compare.routes.Weighed`."""
-        examples, setting = self.models.examples, self.setting
-
-        def planning(bra: Kinds, ket: Kinds, wanted: tuple[Pair, ...]) -> float:
+        (bases, examples), setting = (self.models.bases, self.models.examples), self.setting
+        plans = [(kinds, kinds, SELF) for side in bases for kinds in side]
+        plans += [(bra, ket, CROSS) for bra, ket, _, _ in _pairs_of_kinds(bases)]
+        seconds = 0.0
+        for bra, ket, wanted in plans:
             pair = examples[bra], examples[ket]
             question = Question(pair, setting.units.metric, wanted, setting.slices, setting.dtype)
-            return Contractions(question).search
-
-        several = self.models.bases
-        seconds = sum(planning(kinds, kinds, SELF) for bases in several for kinds in bases)
-        for bra, ket, _, _ in _pairs_of_kinds(several):
-            seconds += planning(bra, ket, CROSS)
+            seconds += Contractions(question).search
         return seconds
 
     def estimate(self, limit: float = math.inf) -> Estimate:

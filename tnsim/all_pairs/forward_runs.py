@@ -200,8 +200,6 @@ def function_entry(source: Source, metric: Any, stored: bool) -> Entry:
         d_in=None,
         d_out=outputs.shape[-1],
         n_ctx=math.prod(outputs.shape[1:-1]) if outputs.ndim > 2 else None,
-        degree=1,
-        nonlinear=0,
         terms=1,
         caveats=(),
     )

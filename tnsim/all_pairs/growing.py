@@ -29,7 +29,7 @@ run that asks, and models with equal weights are one model, wherever they stand.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -38,6 +38,7 @@ from tnsim.all_pairs import store as stores
 from tnsim.all_pairs.leases import LISTS, Leases, remove
 from tnsim.all_pairs.normalise import Doubt
 from tnsim.all_pairs.preparation import PairwiseRun, Place
+from tnsim.all_pairs.result import Pairwise, labelled
 from tnsim.all_pairs.store import FINISHED, MODELS, RUN, Record, State, Store, sides
 from tnsim.all_pairs.work import Work, complete, pairs_in
 from tnsim.errors import DamagedStore, StoreMismatch
@@ -62,12 +63,10 @@ class Grid(NamedTuple):
 
     Attributes:
         growth: Number of the growth with which the models came.
-        sizes: Most models in a block of rows, and in a block of columns.
         records: All squared norms of one list, or all tiles.
     """
 
     growth: int
-    sizes: tuple[int, int]
     records: tuple[Record, ...]
 
 
@@ -132,22 +131,15 @@ def _continued(
         lists[MODELS] = stored
     if _named(place, FINISHED) in found.damaged:
         lists[FINISHED] = None  # the end of this run tells it again
-    # The latest state of the store is tried first. Only that state may be grown; an earlier one is
-    # only read, where the models given are exactly its models.
-    last = len(stored["growths"]) - 1
-    for growth in range(last, -1, -1):
-        earlier = _state(stored, growth)
-        places = {}
-        for side in sides(stored):
-            missing = _missing(earlier[f"hash_{side}"], ours[f"hash_{side}"] or ())
-            if missing is not None:
-                places[side] = missing
-        if sides(ours) != sides(stored) or len(places) < len(sides(stored)):
-            continue
-        if not any(places.values()):
-            return earlier, lists, found.damaged
-        if growth == last:
-            grown = _grown(stored, places, ours, run)
+    if sides(ours) == sides(stored):
+        # The latest state of the store is tried first. Only that state may be grown; an earlier one
+        # is only read, where the models given are exactly its models.
+        for growth in reversed(range(len(stored["growths"]))):
+            earlier = _state(stored, growth)
+            if all(earlier[f"hash_{side}"] == ours[f"hash_{side}"] for side in sides(ours)):
+                return earlier, lists, found.damaged
+        grown = _grown(stored, ours, run)
+        if grown is not None:
             return grown, {**lists, MODELS: grown}, found.damaged
     stores.check_models(place.path, stored, ours)
     raise AssertionError("models that do not match differ in a list of digests")
@@ -159,10 +151,7 @@ def _named(place: Place, kind: str) -> str:
 
 def _state(attrs: Mapping[str, Any], growth: int) -> Mapping[str, Any]:
     """The attributes of a store as they were after a growth."""
-    growths = attrs["growths"][: growth + 1]
-    if len(growths) == len(attrs["growths"]):
-        return attrs
-    state = {**attrs, "growths": growths}
+    state = {**attrs, "growths": attrs["growths"][: growth + 1]}
     for side in sides(attrs):
         kept = [since <= growth for since in attrs[f"since_{side}"]]
         for name in ("hash", "labels", "names", "since"):
@@ -170,30 +159,28 @@ def _state(attrs: Mapping[str, Any], growth: int) -> Mapping[str, Any]:
     return state
 
 
-def _missing(stored: Sequence[str], given: Sequence[str]) -> list[int] | None:
-    """Places of the given models that are not stored; None where a stored model is not given."""
+def _since(
+    stored: Iterable[tuple[str, int]], given: Iterable[str], growth: int
+) -> list[int] | None:
+    """The growths with which the given models came, for models that are not stored the given one.
+
+    None where a stored model is not given, or not in this order.
+    """
     # Stored models are looked for in the order given; `waiting` ends with the next one to be found.
-    waiting = list(reversed(stored))
-    missing = []
-    for place, model in enumerate(given):
-        if waiting and waiting[-1] == model:
-            waiting.pop()
-        else:
-            missing.append(place)
-    return None if waiting else missing
+    waiting, since = list(stored)[::-1], []
+    for model in given:
+        is_known = bool(waiting) and waiting[-1][0] == model
+        since.append(waiting.pop()[1] if is_known else growth)
+    return None if waiting else since
 
 
 def _grown(
-    stored: Mapping[str, Any],
-    places: Mapping[str, Sequence[int]],
-    ours: Mapping[str, Any],
-    run: PairwiseRun,
-) -> dict[str, Any]:
-    """The attributes of a store with further models.
+    stored: Mapping[str, Any], ours: Mapping[str, Any], run: PairwiseRun
+) -> dict[str, Any] | None:
+    """The attributes of a store with further models; None where it holds others than the run.
 
     Args:
         stored: Attributes of the store.
-        places: Places of the further models of each side.
         ours: Attributes of the run over all models.
         run: Run over all models.
 
@@ -206,11 +193,12 @@ def _grown(
     # What is said of all models: a later one may be deeper, or not quite what its file holds.
     grown |= {name: ours[name] for name in ("exact", "caveats")}
     for side in sides(stored):
-        earlier, later = iter(stored[f"since_{side}"]), set(places[side])
-        count = len(ours[f"hash_{side}"])
-        grown[f"since_{side}"] = [number if n in later else next(earlier) for n in range(count)]
-        for name in ("hash", "labels", "names"):
-            grown[f"{name}_{side}"] = ours[f"{name}_{side}"]
+        known = zip(stored[f"hash_{side}"], stored[f"since_{side}"], strict=True)
+        since = _since(known, ours[f"hash_{side}"], number)
+        if since is None:
+            return None
+        grown |= {f"{name}_{side}": ours[f"{name}_{side}"] for name in ("hash", "labels", "names")}
+        grown[f"since_{side}"] = since
     first = stored["growths"][0]["route"]
     planned = _run_of(grown, number, run, first)
     if planned is not None:
@@ -247,27 +235,23 @@ def _run_of(
         tuple(dict.fromkeys(itertools.chain.from_iterable(models)))
         for models in zip(*pairs.values(), strict=True)
     )
-    first, second = run.models.values()
+    first, second = run.models.sides.values()
     if (rows, columns, route) == ((*first,), (*second,), run.estimate.route):
         return run  # which is planned already
-    others = None if [*pairs] == ["within"] else [second[model] for model in columns]
-    return preparation.planned_again(run, [first[model] for model in rows], others, route)
+    others = None if [*pairs] == ["within"] else columns
+    return preparation.planned_again(run, rows, others, route)
 
 
 def _growths(attrs: Mapping[str, Any]) -> Iterator[Growth]:
     """What all pairs of the models of a store need, growth by growth."""
-    arrived: dict[str, dict[int, list[str]]] = {side: {} for side in sides(attrs)}
-    for side, by_growth in arrived.items():
-        both = zip(attrs[f"hash_{side}"], attrs[f"since_{side}"], strict=True)
-        for model, since in both:
-            by_growth.setdefault(since, []).append(model)
-    known: dict[str, dict[str, None]] = {side: {} for side in arrived}
+    known: dict[str, dict[str, None]] = {side: {} for side in sides(attrs)}
     for growth in range(len(attrs["growths"])):
         before = {side: (*models,) for side, models in known.items()}
         new = {}
-        for side, by_growth in arrived.items():
+        for side in known:
+            both = zip(attrs[f"hash_{side}"], attrs[f"since_{side}"], strict=True)
             # A new model may equal an earlier one; its pairs are known then.
-            later = dict.fromkeys(by_growth.get(growth, ()))
+            later = dict.fromkeys(model for model, since in both if since == growth)
             new[side] = tuple(model for model in later if model not in known[side])
             known[side] |= later
         if len(new) == 1:
@@ -294,7 +278,7 @@ def grids_of(store: Store) -> list[Grid]:
                 Record(f"{start}norms {side} {n}", block, side=side)
                 for n, block in enumerate(cut(models))
             ]
-            grids.append(Grid(growth, (tile, tile), tuple(norms)))
+            grids.append(Grid(growth, tuple(norms)))
         for name, (rows, columns) in pairs.items():
             label = f"{start}{name} tile" if growth else f"{start}tile"
             tiles = [
@@ -303,8 +287,7 @@ def grids_of(store: Store) -> list[Grid]:
                 for j, other in enumerate(cut(columns))
                 if name != "within" or j <= i  # on and below the diagonal, as tiles are mirrored
             ]
-            sizes = min(tile, len(rows)), min(tile, len(columns))
-            grids.append(Grid(growth, sizes, tuple(tiles)))
+            grids.append(Grid(growth, tuple(tiles)))
     return [grid for grid in grids if grid.records]
 
 
@@ -339,7 +322,6 @@ def computed(store: Store, run: PairwiseRun, bar: Any, executor: Any) -> list[Do
         TnsimError: The store cannot be written, or a task failed.
     """
     doubts: list[Doubt] = []
-    models = run.models
     for growth, several in itertools.groupby(grids_of(store), key=lambda grid: grid.growth):
         grids = list(several)
         lacking = [one for grid in grids for one in grid.records if one.label not in store.known]
@@ -353,8 +335,10 @@ def computed(store: Store, run: PairwiseRun, bar: Any, executor: Any) -> list[Do
         planned = preparation.as_stored(planned, chosen["tier"], executor is None)
         with tasks.forgetting(planned.job), Leases(store.path) as leases:
             for grid in grids:
-                of_grid = planned._replace(job=planned.job._replace(sizes=grid.sizes))
-                work = Work(of_grid, models, store, grid.records)
+                first = grid.records[0]  # no block has more models
+                sizes = len(first.rows), len(first.columns or first.rows)
+                of_grid = planned._replace(job=planned.job._replace(sizes=sizes))
+                work = Work(of_grid, store, grid.records)
                 doubts += complete(work, leases, executor, bar)
     if store.path is not None:
         with stores.writing(store.path):
@@ -392,18 +376,16 @@ def _fetched(store: Store) -> dict[State, list[str]]:
     return labels
 
 
-def read(
-    path: Path, part: str | None = None
-) -> tuple[dict[str, Any], Mapping[str, Any], list[str]] | None:
-    """A store, or one part in it, as it is on disk.
+def read(path: Path, part: str | None = None) -> tuple[Pairwise, list[str]] | None:
+    """The result in a store, or that of one part in it, as it is on disk.
 
     Args:
         path: Folder of the store.
         part: Name of the part; None for whole models.
 
     Returns:
-        Attributes of the run, arrays of all pairs by name, and the labels of norms and tiles that
-        are missing; None where no model was compared.
+        The result and the labels of norms and tiles that are missing; None where no model was
+        compared.
 
     Raises:
         StoreMismatch: There is no store.
@@ -416,7 +398,7 @@ def read(
     store = Store.of(found.attrs, path, part)
     labels = _fetched(store)
     _refuse(path, labels[State.DAMAGED])
-    return described(store.attrs), store.arrays, labels[State.MISSING]
+    return labelled(described(store.attrs), store.arrays), labels[State.MISSING]
 
 
 def _refuse(path: Path, damaged: Sequence[str]) -> None:

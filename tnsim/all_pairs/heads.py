@@ -319,14 +319,10 @@ def _turned(keys: np.ndarray, a: np.ndarray | None, b: np.ndarray | None) -> np.
 
 def _squares(side: _Side) -> Float[np.ndarray, " A"]:
     """Squared norms of all heads of a model."""
-    moments = _moments(side, side)
-    squares = []
-    for n in range(len(side.circuits.names)):
-        only = slice(n, n + 1)
-        names, left, right, turns = side.circuits
-        head = Circuits(names[only], left[only], right[only], turns)
-        squares.append(_inner(head, head, moments)[0, 0])
-    return np.array(squares)
+    moments, (names, left, right, turns) = _moments(side, side), side.circuits
+    alone = [slice(n, n + 1) for n in range(len(names))]
+    single = (Circuits(names[n], left[n], right[n], turns) for n in alone)
+    return np.array([_inner(head, head, moments)[0, 0] for head in single])
 
 
 def _of_products_of_scores(

@@ -12,56 +12,49 @@ rests are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from tnsim.all_pairs import store as stores
 from tnsim.all_pairs.leases import LISTS, Leases
-from tnsim.all_pairs.preparation import Place
+from tnsim.all_pairs.preparation import Asked, PairwiseRun, Place, prepared
 from tnsim.all_pairs.result import Pairwise
 from tnsim.all_pairs.sources import content_hash
 from tnsim.all_pairs.store import State
-from tnsim.circuits.parts import PartSeries, SeriesParts
+from tnsim.circuits.parts import SeriesParts
 from tnsim.circuits.standard_parts import KINDS, PartName
 from tnsim.errors import DamagedStore, DuplicateWarning, ModelError, StoreMismatch, warn
+
+if TYPE_CHECKING:
+    from xarray import Dataset
 
 RESTS = "rests.json"
 """File in the store of a run over parts with the rest of every checkpoint."""
 
 _EMPTY: dict[str, Any] = {"f": np.nan, "i": 0, "U": "", "O": ""}
 """Values that stand for none, by the kind of their type."""
+_MEANS = ("mean_share_a", "mean_share_b")
 _BLOCK = 2**20  # numbers of a tensor that are in memory for its digest, beside the tensor
 
 
-class PartRun(NamedTuple):
-    """The run of a single part.
-
-    Attributes:
-        name: Place of the part.
-        models: The part of every checkpoint.
-        other: The part of every checkpoint to compare with; None for all pairs of `models`.
-        place: Place in the store of all parts, None for none.
-    """
-
-    name: PartName
-    models: PartSeries
-    other: PartSeries | None
-    place: Place | None
-
-
-def part_runs(models: SeriesParts, other: Any, folder: Path | None) -> Iterator[PartRun]:
+def part_runs(
+    models: SeriesParts, other: Any, names: Any, asked: Asked, folder: Path | None = None
+) -> Iterator[tuple[PartName, PairwiseRun, Place | None]]:
     """The runs of all parts, in order.
 
     Args:
         models: Parts of the checkpoints.
         other: Parts of other checkpoints, or None.
+        names: Labels of the checkpoints, None for their own.
+        asked: What is asked of all pairs.
         folder: Folder of the store of all parts, or None.
 
     Yields:
-        One run after another.
+        Each part, its run, and the place of the run in the store.
 
     Raises:
         ModelError: `other` has other parts.
@@ -84,7 +77,7 @@ def part_runs(models: SeriesParts, other: Any, folder: Path | None) -> Iterator[
     for label, name in zip(models, models.names, strict=True):
         others = None if other is None else other[label]
         place = None if folder is None else Place(folder, str(name), parts)
-        yield PartRun(name, models[label], others, place)
+        yield name, prepared(models[label], others, names, asked), place
 
 
 class Rests(NamedTuple):
@@ -242,42 +235,39 @@ def _is_place(name: PartName) -> bool:
     return name.kind in KINDS and all(isinstance(number, int) and number >= 0 for number in numbers)
 
 
-def of_part(result: Pairwise) -> Pairwise:
-    """The result of a part without its means, which have no meaning, as those of scores.
-
-    Args:
-        result: Result of the pairs of a part, some of which have means that are known.
-    """
-    return result.drop_vars(["mean_share_a", "mean_share_b"], errors="ignore")  # type: ignore[return-value]
-
-
-def joined(names: Sequence[PartName], results: Sequence[Pairwise | None]) -> Pairwise:
+def joined(names: Sequence[PartName], results: Mapping[PartName, Pairwise]) -> Pairwise:
     """The results of all parts as one, over (part, a, b), without the rests of the checkpoints.
+
+    A run that grew has not grown all of its parts yet: pairs that a part lacks are NaN.
 
     Args:
         names: Places of the parts.
-        results: Result of each part, None for a part that was not begun, whose pairs are NaN.
+        results: Results of the parts that were begun.
 
     Returns:
         Variables of the results with the dimension `part` in front, with coordinates `kind`,
-        `layer` and `head` of the part, -1 where it has none.
+        `layer` and `head` of the part, -1 where it has none. Means have no meaning of parts such as
+        scores, and are left out.
 
     Raises:
         StoreMismatch: No part was begun.
     """
-    known = [result for result in results if result is not None]
-    if not known:
+    if not results:
         raise StoreMismatch("no part of the run was begun; run pairwise again with this store")
     import xarray
 
-    alone = _nothing_of(known[0])
+    largest = max(results.values(), key=lambda result: result.similarity.size)
+    nothing = largest.isel(a=[], b=[])
     places = {
         "kind": [name.kind for name in names],
         "layer": [-1 if name.layer is None else name.layer for name in names],
         "head": [-1 if name.head is None else name.head for name in names],
     }
     result = xarray.concat(
-        [alone if result is None else result for result in results],
+        [
+            _spread(results.get(name, nothing), largest).drop_vars(_MEANS, errors="ignore")
+            for name in names
+        ],
         xarray.Variable("part", [str(name) for name in names]),
         # Digests differ from part to part, so they have the dimension of parts as well.
         coords=["hash_a", "hash_b"],
@@ -286,7 +276,7 @@ def joined(names: Sequence[PartName], results: Sequence[Pairwise | None]) -> Pai
         combine_attrs="override",
     )
     result = result.assign_coords({name: ("part", values) for name, values in places.items()})
-    return result.assign_attrs(_attributes(names, results))
+    return result.assign_attrs(_attributes(results))  # type: ignore[return-value]
 
 
 def with_rests(result: Pairwise, rests: Rests) -> Pairwise:
@@ -311,67 +301,33 @@ def with_rests(result: Pairwise, rests: Rests) -> Pairwise:
     return result.assign_attrs(duplicates=duplicates, rest=differing)  # type: ignore[return-value]
 
 
-def with_all_models(
-    results: Sequence[Pairwise | None],
-) -> tuple[list[Pairwise | None], list[int]]:
-    """Results of parts over the same models: a run that grew has not grown all of its parts yet.
-
-    Args:
-        results: Result of each part, None for a part that was not begun.
-
-    Returns:
-        Results over the models of the largest result, in which pairs that a part lacks are NaN, and
-        the places of the parts that lack pairs.
-    """
-    known = [result for result in results if result is not None]
-    largest = max(known, key=lambda result: result.similarity.size, default=None)
-    completed: list[Pairwise | None] = []
-    lacking = []
-    for place, result in enumerate(results):
-        if result is None or largest is None or result.similarity.shape == largest.similarity.shape:
-            completed.append(result)
-        else:
-            completed.append(_spread(result, largest))
-            lacking.append(place)
-    return completed, lacking
-
-
-def _spread(result: Pairwise, like: Pairwise) -> Pairwise | None:
-    """A result over the models of a larger result; None where these have other labels."""
+def _spread(result: Dataset, like: Dataset) -> Dataset:
+    """A result over the models of a larger result; nothing of it where it has other labels."""
+    if result.similarity.shape == like.similarity.shape:
+        return result
     texts = [
         one.assign_coords({side: one[side].astype(str) for side in "ab"}) for one in (result, like)
     ]
     small, large = ({side: one[side].values for side in "ab"} for one in texts)
     if not all(np.isin(small[side], large[side]).all() for side in "ab"):
-        return None
+        return _spread(result.isel(a=[], b=[]), like)
     empty = {name: _EMPTY[variable.dtype.kind] for name, variable in like.variables.items()}
     spread = texts[0].reindex(large, fill_value=empty)
     kept = [f"{name}{side}" for side in "ab" for name in ("", "name_")]
-    return spread.assign_coords({name: like.variables[name] for name in kept})  # type: ignore[return-value]
+    return spread.assign_coords({name: like.variables[name] for name in kept})
 
 
-def _nothing_of(like: Pairwise) -> Pairwise:
-    """What stands for a part that was not begun: a result without numbers and digests."""
-    empty = {}
-    for name in (*like.data_vars, "hash_a", "hash_b"):
-        variable = like[name]
-        empty[name] = variable.dims, np.full_like(variable.values, _EMPTY[variable.dtype.kind])
-    return like.assign(empty)  # type: ignore[return-value]
-
-
-def _attributes(names: Sequence[PartName], results: Sequence[Pairwise | None]) -> dict[str, Any]:
+def _attributes(results: Mapping[PartName, Pairwise]) -> dict[str, Any]:
     """Attributes of all results: plans by kind, every caveat once, exact where all are."""
-    known = [
-        (name, result) for name, result in zip(names, results, strict=True) if result is not None
-    ]
-    plans = {}
-    for name, result in known:
+    plans: dict[str, str] = {}
+    for name, result in results.items():
         plans.setdefault(name.kind, result.attrs["plan"])
-    caveats = [caveat for _, result in known for caveat in result.attrs["caveats"]]
+    every = [result.attrs for result in results.values()]
+    caveats = itertools.chain.from_iterable(attrs["caveats"] for attrs in every)
     return {
-        **known[0][1].attrs,
+        **every[0],
         "plan": "; ".join(f"{kind}: {plan}" for kind, plan in plans.items()),
-        "exact": min(result.attrs["exact"] for _, result in known),
+        "exact": min(attrs["exact"] for attrs in every),
         "duplicates": 0,  # equal parts do not make equal models, see `with_rests`
         "caveats": list(dict.fromkeys(caveats)),
     }

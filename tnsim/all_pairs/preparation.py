@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +22,7 @@ from tnsim.all_pairs import store as stores
 from tnsim.all_pairs.contracted_runs import ContractedRun
 from tnsim.all_pairs.forward_runs import ForwardRun, function_entry
 from tnsim.all_pairs.kernel_runs import KernelRun
-from tnsim.all_pairs.run_plan import Models, RouteOfRun, memory, pairs_of, summary, tiles_of
+from tnsim.all_pairs.run_plan import Models, RouteOfRun, memory, summary, tiles_of
 from tnsim.all_pairs.sources import Entry, entry, metric_parameters, sources
 from tnsim.all_pairs.store import FORMAT
 from tnsim.all_pairs.vector_runs import VectorRun
@@ -31,7 +30,7 @@ from tnsim.all_pairs.ways import Job, PairSetting
 from tnsim.circuits.parts import PartSeries
 from tnsim.compare.by_points import Rows, points_of, what_is_read
 from tnsim.compare.estimates import Estimate
-from tnsim.compare.request import check_comparison, estimated
+from tnsim.compare.request import check_comparison, estimated, highest_degree
 from tnsim.compare.routes import Ways, from_table, weighed
 from tnsim.engine.budget import Budget
 from tnsim.engine.precision import Arithmetic
@@ -39,40 +38,12 @@ from tnsim.engine.runtime.devices import device
 from tnsim.errors import DuplicateWarning, ModelError, warn
 from tnsim.metrics.points import Points
 from tnsim.metrics.protocol import Metric
-from tnsim.models.differences import by_differences
 from tnsim.models.functions import is_function
-from tnsim.models.model import Model, terms
+from tnsim.models.model import Model
 from tnsim.problems import features
 from tnsim.problems.features import FeatureSpace
-from tnsim.problems.tensors.kinds import Kinds, kinds
+from tnsim.problems.tensors.kinds import Kinds
 from tnsim.problems.units import common_units
-
-
-@dataclass
-class Known:
-    """Knowledge about the models that were read.
-
-    Args:
-        examples: A model of each sequence of layer kinds.
-        read: Rows that span the input read by each model, by the model's digest, see
-            `compare.by_points.what_is_read`.
-    """
-
-    examples: dict[Kinds, Model] = field(default_factory=dict)
-    read: dict[str, Rows | None] = field(default_factory=dict)
-
-    def add(self, digest: str, model: Model, metric: Metric) -> None:
-        """Add a model that was read."""
-        self.examples.setdefault(kinds(model), model)
-        if digest not in self.read:
-            self.read[digest] = what_is_read(model, metric)
-
-    def of(self, entries: Sequence[Entry]) -> Known:
-        """The knowledge about the models of some entries."""
-        bases = dict(itertools.chain.from_iterable(entry.bases for entry in entries))
-        wanted = set(bases.values())
-        examples = {kind: model for kind, model in self.examples.items() if kind in wanted}
-        return Known(examples, {digest: self.read.get(digest) for digest in bases})
 
 
 class Asked(NamedTuple):
@@ -95,20 +66,6 @@ class Asked(NamedTuple):
     stored: bool = False
 
 
-class Side(NamedTuple):
-    """A list of models.
-
-    Args:
-        name: "a" for rows, "b" for columns.
-        all: Every model, in the order given.
-        entries: Distinct models, in the order of their first occurrence.
-    """
-
-    name: str
-    all: tuple[Entry, ...]
-    entries: tuple[Entry, ...]
-
-
 class Place(NamedTuple):
     """The place of a run in a folder of results.
 
@@ -128,50 +85,29 @@ class PairwiseRun(NamedTuple):
     """A run: the models, the settings of the tasks, and the plan.
 
     Args:
-        rows, columns: The two lists of models, equal where all pairs of one list are compared.
-        symmetric: Whether both are one list.
+        listed: All models in the order given, those of the rows as "a" and those of the columns as
+            "b"; of all pairs of one list "a" alone.
+        models: Distinct models whose pairs are computed.
         job: Settings that all tasks share.
         estimate: Route, tiles and costs.
-        known: Knowledge about the models, to plan pairs of some of them by.
     """
 
-    rows: Side
-    columns: Side
-    symmetric: bool
+    listed: Mapping[str, Sequence[Entry]]
+    models: Models
     job: Job
     estimate: Estimate
-    known: Known
-
-    @property
-    def models(self) -> dict[str, dict[str, Entry]]:
-        """The distinct models of each side by digest; of a single list both sides are the same."""
-        both = {"a": self.rows, "b": self.columns}
-        return {
-            name: {entry.digest: entry for entry in side.entries} for name, side in both.items()
-        }
 
     @property
     def caveats(self) -> tuple[str, ...]:
         """Differences between the models and the networks that were read, each named once."""
-        said = [caveat for entry in (*self.rows.all, *self.columns.all) for caveat in entry.caveats]
-        return tuple(dict.fromkeys(said))
-
-    @property
-    def exact(self) -> bool:
-        """Whether the metric's definition is met exactly."""
-        entries = (*self.rows.all, *self.columns.all)
-        return self.job.setting.metric.is_exact(max(entry.nonlinear for entry in entries))
+        every = itertools.chain.from_iterable(self.listed.values())
+        return tuple(dict.fromkeys(caveat for entry in every for caveat in entry.caveats))
 
     @property
     def arithmetic(self) -> Arithmetic:
         """Largest degree and the precision, which bound the errors of rounding."""
-        entries = (*self.rows.entries, *self.columns.entries)
-        return Arithmetic(max(entry.degree for entry in entries), self.job.setting.dtype)
-
-    @property
-    def pairs(self) -> int:
-        """The number of pairs of distinct models; of a single list each pair counts once."""
-        return pairs_of(len(self.rows.entries), len(self.columns.entries), self.symmetric)
+        degree = highest_degree(self.models.examples.values())
+        return Arithmetic(degree, self.job.setting.dtype)
 
 
 def prepared(models: Any, other: Any, names: Any, asked: Asked) -> PairwiseRun:
@@ -186,77 +122,65 @@ def prepared(models: Any, other: Any, names: Any, asked: Asked) -> PairwiseRun:
         ModelError: Models cannot be compared.
         TooLarge: A single inner product is beyond the budget.
     """
-    known = Known()
-    rows = _side("a", models, names, known, asked)
-    columns = rows._replace(name="b")
+    examples: dict[Kinds, Model] = {}
+    read: dict[str, Rows | None] = {}
+    listed, columns = {}, None
+    listed["a"], rows = _side(models, names, asked, examples, read)
     if other is not None:
-        columns = _side("b", other, None, known, asked)
+        listed["b"], columns = _side(other, None, asked, examples, read)
     # All models agree in widths and length with the first model, and a model of every form is
     # checked under the metric.
-    _check_shapes((*rows.all, *columns.all))
-    asked = asked._replace(metric=estimated(asked.metric, list(known.examples.values()), None))
-    for model in known.examples.values():
+    _check_shapes([*itertools.chain.from_iterable(listed.values())])
+    asked = asked._replace(metric=estimated(asked.metric, list(examples.values()), None))
+    for model in examples.values():
         check_comparison(model, model, asked.metric)
-    return _planned(rows, columns, other is None, known, asked)
+    return _planned(listed, Models(rows, columns, examples, read), asked)
 
 
 def planned_again(
-    run: PairwiseRun, rows: Sequence[Entry], columns: Sequence[Entry] | None, route: str
+    run: PairwiseRun, rows: Iterable[str], columns: Iterable[str] | None, route: str
 ) -> PairwiseRun:
     """The run over some models of a run, by the given route where this route holds the models.
 
     Args:
         run: Run of all models.
-        rows: Distinct models of the rows.
-        columns: Distinct models compared with the rows; None for all pairs of `rows`.
+        rows: Digests of the models of the rows.
+        columns: Digests of the models compared with the rows; None for all pairs of `rows`.
         route: Name of the route to keep.
 
     Raises:
         TooLarge: One inner product is beyond the budget.
     """
-    first = Side("a", tuple(rows), tuple(rows))
-    second = first._replace(name="b")
-    if columns is not None:
-        second = Side("b", tuple(columns), tuple(columns))
-    known = run.known.of((*first.entries, *second.entries))
     setting = run.job.setting
     asked = Asked(setting.metric, setting.slices, setting.dtype, setting.budget)
-    return _planned(first, second, columns is None, known, asked, route)
+    return _planned(run.listed, run.models.some(rows, columns), asked, route)
 
 
 def _planned(
-    rows: Side,
-    columns: Side,
-    symmetric: bool,
-    known: Known,
-    asked: Asked,
-    kept: str | None = None,
+    listed: Mapping[str, Sequence[Entry]], models: Models, asked: Asked, kept: str | None = None
 ) -> PairwiseRun:
-    """The run of two lists of models that were read.
+    """The run of models that were read.
 
     Args:
-        rows, columns: The two lists.
-        symmetric: Whether both are one list.
-        known: Knowledge about the models.
+        listed: All models in the order given, see `PairwiseRun`.
+        models: Distinct models whose pairs are computed.
         asked: What is asked of all pairs.
         kept: Name of the route to take where it holds the models; None for the cheapest.
     """
-    others = None if symmetric else columns.entries
-    pairs = pairs_of(len(rows.entries), len(columns.entries), symmetric)
-    units = common_units(known.examples.values(), asked.metric)
-    setting = PairSetting(asked.metric, asked.slices, asked.dtype, asked.budget, pairs, units)
-    models = Models(rows.entries, others, known.examples)
-    routes = routes_of_run(models, list(known.read.values()), setting, kept)
+    units = common_units(models.examples.values(), asked.metric)
+    shared = asked.metric, asked.slices, asked.dtype, asked.budget
+    setting = PairSetting(*shared, models.pairs, units)
+    routes = routes_of_run(models, setting, kept)
     # New pairs of a run that grew keep the route of the first run where that is a route now.
     choice = weighed([route for route in routes if route.name == kept] or routes, setting.budget)
     taken, estimate = choice.route, choice.estimate
     tiles = tiles_of(estimate)
-    setting = setting._replace(tier=tiles.tier)
     job = Job(
         setting=setting,
         way=taken.way,
         sizes=(tiles.side, tiles.side),
-        keep_blocks=2,
+        # Blocks of two sides, of every section of the features: what a tile needs at once.
+        keep_blocks=2 if tiles.streamed else 2 * len(taken.way.sections),
         keep_bytes=0,
         alone=True,
         key=uuid4().hex,  # two equal runs at the same time share no kept blocks
@@ -264,17 +188,16 @@ def _planned(
         certifies=setting.dtype == "float32" and 2 * estimate.peak_bytes <= memory(setting),
         differences=setting.dtype,
     )
-    return PairwiseRun(rows, columns, symmetric, job, estimate, known)
+    return PairwiseRun(listed, models, job, estimate)
 
 
 def routes_of_run(
-    models: Models, read: Sequence[Rows | None], setting: PairSetting, kept: str | None = None
+    models: Models, setting: PairSetting, kept: str | None = None
 ) -> list[RouteOfRun]:
     """The routes of a run, from the table of `compare.routes`.
 
     Args:
         models: Models of the run.
-        read: Rows that span the input read by each model, see `compare.by_points.what_is_read`.
         setting: Settings common to all pairs.
         kept: Name of the route of which numbers are kept already.
 
@@ -285,7 +208,7 @@ def routes_of_run(
     examples, metric = list(models.examples.values()), setting.metric
 
     def points() -> Points | None:
-        return points_of(examples, metric, read)
+        return points_of(examples, metric, list(models.read.values()))
 
     def spaces() -> Sequence[FeatureSpace]:
         return features.spaces(list(models.examples), setting.units.metric, examples[0].n_ctx)
@@ -322,9 +245,19 @@ def _check_shapes(entries: Sequence[Entry]) -> None:
             )
 
 
-def _side(name: str, models: Any, names: Any, known: Known, asked: Asked) -> Side:
-    """A list of models, each read once and added to `known`."""
-    metric, dtype = asked.metric, asked.dtype
+def _side(
+    models: Any,
+    names: Any,
+    asked: Asked,
+    examples: dict[Kinds, Model],
+    read: dict[str, Rows | None],
+) -> tuple[list[Entry], dict[str, Entry]]:
+    """A list of models, each read once, and the distinct models of it by their digests.
+
+    A model of every sequence of layer kinds is added to `examples`, and what each model reads to
+    `read`, see `Models`.
+    """
+    metric = asked.metric
     entries: list[Entry] = []
     distinct: dict[str, Entry] = {}
     equal: list[str] = []
@@ -333,10 +266,11 @@ def _side(name: str, models: Any, names: Any, known: Known, asked: Asked) -> Sid
         if is_function(model):
             made = function_entry(source, metric, asked.stored)
         else:
-            made = entry(source, model, dtype)
-            terms_of_model = terms(by_differences(model, dtype))
-            for (digest, _), (_, base) in zip(made.bases, terms_of_model, strict=True):
-                known.add(digest, base, metric)
+            made, bases = entry(source, model, asked.dtype)
+            for (digest, layers), base in zip(made.bases, bases, strict=True):
+                examples.setdefault(layers, base)
+                if digest not in read:
+                    read[digest] = what_is_read(base, metric)
         entries.append(made)
         first = distinct.setdefault(made.digest, made)
         if first is not made:
@@ -347,7 +281,7 @@ def _side(name: str, models: Any, names: Any, known: Known, asked: Asked) -> Sid
             f"models with identical weights: {stores.listed(equal)}; they are computed once",
             DuplicateWarning,
         )
-    return Side(name, tuple(entries), tuple(distinct.values()))
+    return entries, distinct
 
 
 def attributes_of(run: PairwiseRun, parts: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -357,28 +291,22 @@ def attributes_of(run: PairwiseRun, parts: Mapping[str, Any] | None = None) -> d
         run: Run over all models.
         parts: Parts that are compared into one folder, see `Place`.
     """
-    setting = run.job.setting
-    sides = [run.rows] if run.symmetric else [run.rows, run.columns]
+    setting, tiles = run.job.setting, tiles_of(run.estimate)
+    first = run.listed["a"][0]
     attrs: dict[str, Any] = {
         "format": FORMAT,
         "metric": setting.metric.name,
         "metric_parameters": metric_parameters(setting.metric),
         "dtype": setting.dtype,
         "slices": setting.slices,
-        "centred": int(run.rows.all[0].source.centred is not None),
+        "centred": int(first.source.centred is not None),
         "parts": parts,
-        "outputs": run.rows.all[0].d_out if setting.slices else None,
-        "exact": int(run.exact),
+        "outputs": first.d_out if setting.slices else None,
+        "exact": int(run.estimate.exact),
         "estimates": int(run.job.way.estimates),
-        "symmetric": int(run.symmetric),
+        "symmetric": int("b" not in run.listed),
         # How the pairs of every growth of a store are computed, those of the first run first.
-        "growths": [
-            {
-                "route": run.estimate.route,
-                "tile": tiles_of(run.estimate).side,
-                "tier": setting.tier,
-            }
-        ],
+        "growths": [{"route": run.estimate.route, "tile": tiles.side, "tier": tiles.tier}],
         "plan": summary(run.estimate),
         "caveats": list(run.caveats),
         "device": device(),
@@ -386,11 +314,11 @@ def attributes_of(run: PairwiseRun, parts: Mapping[str, Any] | None = None) -> d
         "jax_version": jax.__version__,
     }
     attrs |= {"hash_b": None, "labels_b": None, "names_b": None, "since_b": None}
-    for side in sides:
-        attrs[f"hash_{side.name}"] = [entry.digest for entry in side.all]
-        attrs[f"labels_{side.name}"] = [entry.source.label for entry in side.all]
-        attrs[f"names_{side.name}"] = [entry.source.name for entry in side.all]
-        attrs[f"since_{side.name}"] = [0] * len(side.all)  # the growth with which each came
+    for side, entries in run.listed.items():
+        attrs[f"hash_{side}"] = [entry.digest for entry in entries]
+        attrs[f"labels_{side}"] = [entry.source.label for entry in entries]
+        attrs[f"names_{side}"] = [entry.source.name for entry in entries]
+        attrs[f"since_{side}"] = [0] * len(entries)  # the growth with which each came
     return attrs
 
 
@@ -406,10 +334,5 @@ def as_stored(run: PairwiseRun, tier: str, alone: bool) -> PairwiseRun:
     keep = memory(run.job.setting) / 2
     if not alone:
         keep /= os.cpu_count() or 1
-    job = run.job._replace(
-        setting=run.job.setting._replace(tier=tier), keep_bytes=keep, alone=alone
-    )
-    # Blocks of two sides, of every section of the features: what a tile needs at once.
-    if not tiles_of(run.estimate).streamed:
-        job = job._replace(keep_blocks=2 * len(job.way.sections))
-    return run._replace(job=job)
+    setting = run.job.setting._replace(tier=tier)
+    return run._replace(job=run.job._replace(setting=setting, keep_bytes=keep, alone=alone))

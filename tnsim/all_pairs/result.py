@@ -18,7 +18,6 @@ import csv
 import importlib.util
 import io
 import json
-import os
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -253,15 +252,10 @@ def _is_result(file: BinaryIO) -> bool:
 
 
 def _is_parquet(file: BinaryIO) -> bool:
-    """Whether a parquet file names tnsim in its footer.
+    """Whether a parquet file has the attributes of a result of tnsim."""
+    from pyarrow import parquet
 
-    The length of the footer stands before the last four bytes.
-    """
-    start = file.read(4)
-    file.seek(-8, os.SEEK_END)
-    length, end = int.from_bytes(file.read(4), "little"), file.read(4)
-    file.seek(-8 - length, os.SEEK_END)
-    return start == end == b"PAR1" and b"tnsim" in file.read(length)
+    return b"tnsim" in parquet.read_schema(file).metadata
 
 
 NPZ = Kind("a result of tnsim", _is_result)

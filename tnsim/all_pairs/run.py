@@ -25,6 +25,7 @@ from tnsim.all_pairs.work import advice
 from tnsim.checkpoints.given import check_chooses, given_models, is_path_or_paths
 from tnsim.checkpoints.load import Series
 from tnsim.circuits.parts import PartSeries, SeriesParts
+from tnsim.circuits.standard_parts import PartName
 from tnsim.compare.estimates import Estimate
 from tnsim.compare.request import estimated, may_estimate, shape_of
 from tnsim.engine import precision
@@ -123,13 +124,11 @@ def pairwise(
     asked = Asked(metric, slices, dtype, budget, centred, path is not None)
     if isinstance(models, SeriesParts):
         _check_settings_of_parts(slices, dialect, n_ctx)
-        results: list[Pairwise | None] = []
+        results: dict[PartName, Pairwise] = {}
         with _bar(len(models), "part", progress) as bar:
-            for part in part_runs.part_runs(models, other, path):
-                bar.set_description(str(part.name))
-                run = prepared(part.models, part.other, names, asked)
-                found = _computed(run, part.place, executor, progress=False)
-                results.append(part_runs.of_part(found))
+            for name, run, place in part_runs.part_runs(models, other, names, asked, path):
+                bar.set_description(str(name))
+                results[name] = _computed(run, place, executor, progress=False)
                 bar.update()
         rests = part_runs.rests_of(models, other)
         result = part_runs.joined(models.names, results)
@@ -157,8 +156,9 @@ def _computed(run: PairwiseRun, place: Place | None, executor: Any, progress: bo
     if damaged:
         listed = stores.listed(damaged)
         warn(f"{path}: damaged: {listed}; computed again", StoreWarning)
-    what = f"{run.pairs:,} inner products by {run.estimate.route}"
-    with announced(what, run.estimate.seconds, bar=False), _bar(run.pairs, "pair", progress) as bar:
+    pairs, estimate = run.models.pairs, run.estimate
+    what = f"{pairs:,} inner products by {estimate.route}"
+    with announced(what, estimate.seconds, bar=False), _bar(pairs, "pair", progress) as bar:
         try:
             with reporting(partial(_compiling, bar)):
                 doubts = growing.computed(store, run, bar, executor)
@@ -228,10 +228,8 @@ def plan_pairwise(
     if isinstance(models, SeriesParts):
         _check_settings_of_parts(slices, dialect, n_ctx)
         # Checkpoints may be equal in some parts, whose pairs are then fewer: every part is read.
-        runs: Counter[tuple[str, Estimate]] = Counter()
-        for part in part_runs.part_runs(models, other, None):
-            run = prepared(part.models, part.other, None, asked)
-            runs[part.name.kind, run.estimate] += 1
+        every = part_runs.part_runs(models, other, None, asked)
+        runs = Counter((name.kind, run.estimate) for name, run, _ in every)
         return in_turn([(planned, count) for (_, planned), count in runs.items()])
     models, other, metric = _given(models, other, metric, dialect, n_ctx)
     return prepared(models, other, None, asked._replace(metric=metric)).estimate
@@ -268,24 +266,22 @@ def open_pairwise(path: str | os.PathLike[str]) -> Pairwise:
     folder = stores.within_results(stores.folder(path))
     whole = growing.read(folder)
     if whole is not None:
-        attrs, arrays, missing = whole
+        result, missing = whole
         _warn_of(missing, path)
-        return labelled(attrs, arrays)
+        return result
     names = part_runs.names_in(folder)
-    results: list[Pairwise | None] = []
+    results: dict[PartName, Pairwise] = {}
     missing = []
     for name in names:
-        found = growing.read(folder, str(name))
-        if found is None:
-            results.append(None)
+        if (found := growing.read(folder, str(name))) is None:
             missing.append(f"{name}: all")
-            continue
-        attrs, arrays, lacking = found
-        results.append(part_runs.of_part(labelled(attrs, arrays)))
-        missing += lacking
-    results, smaller = part_runs.with_all_models(results)
-    missing += [f"{names[place]}: later models" for place in smaller]
+        else:
+            results[name], lacking = found
+            missing += lacking
     joined = part_runs.joined(names, results)
+    for name, result in results.items():
+        if result.similarity.size < joined.similarity[0].size:
+            missing.append(f"{name}: later models")
     rests = part_runs.kept_rests(folder, joined)
     if rests is None:
         missing.append("what belongs to no part")

@@ -14,15 +14,18 @@ then what all routes of a run have in common. All routes give the same numbers:
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self, TypeAlias
 
 from tnsim.all_pairs.sources import Entry
 from tnsim.all_pairs.ways import PairSetting, Way
+from tnsim.compare.by_points import Rows
 from tnsim.compare.estimates import Estimate, Tiles
+from tnsim.compare.request import is_exact
 from tnsim.engine.budget import Budget
 from tnsim.engine.ir.dtypes import ITEM_BYTES
 from tnsim.engine.runtime.devices import backend, check_addresses
@@ -40,27 +43,54 @@ Bases: TypeAlias = "Counter[Kinds]"
 
 
 class Models(NamedTuple):
-    """The models of a run.
+    """The models of a run, equal models once, in the order of their first occurrence.
 
     Args:
-        rows: Distinct models.
-        columns: Distinct models compared with the rows; None for all pairs of `rows`.
+        rows: Models by their digests.
+        columns: Models compared with the rows; None for all pairs of `rows`.
         examples: A model of each sequence of layer kinds.
+        read: Rows that span the input read by each model, by the model's digest, see
+            `compare.by_points.what_is_read`.
     """
 
-    rows: Sequence[Entry]
-    columns: Sequence[Entry] | None
+    rows: Mapping[str, Entry]
+    columns: Mapping[str, Entry] | None
     examples: Mapping[Kinds, Model]
+    read: Mapping[str, Rows | None]
+
+    @property
+    def sides(self) -> dict[str, Mapping[str, Entry]]:
+        """The models of the rows, "a", and of the columns, "b", which may be the same."""
+        return {"a": self.rows, "b": self.rows if self.columns is None else self.columns}
 
     @property
     def entries(self) -> list[Entry]:
         """Rows and columns."""
-        return [*self.rows, *(self.columns or ())]
+        return [*self.rows.values(), *(self.columns or {}).values()]
 
     @property
     def bases(self) -> list[Bases]:
         """Numbers of models by kinds, of the rows and, if they are another list, the columns."""
-        return [_bases(side) for side in (self.rows, self.columns) if side is not None]
+        lists = [side.values() for side in (self.rows, self.columns) if side is not None]
+        return [Counter(_bases(entries).values()) for entries in lists]
+
+    @property
+    def pairs(self) -> int:
+        """The number of inner products; of a single list each pair counts once."""
+        rows, columns = map(len, self.sides.values())
+        return pairs_of(rows, columns, self.columns is None)
+
+    def some(self, rows: Iterable[str], columns: Iterable[str] | None) -> Models:
+        """The models of a run over some of the pairs, given by digests."""
+        first, second = self.sides.values()
+        others = None if columns is None else {model: second[model] for model in columns}
+        chosen = self._replace(rows={model: first[model] for model in rows}, columns=others)
+        bases = _bases(chosen.entries)
+        wanted = set(bases.values())
+        return chosen._replace(
+            examples={kind: model for kind, model in self.examples.items() if kind in wanted},
+            read={digest: self.read.get(digest) for digest in bases},
+        )
 
 
 class Sizes(NamedTuple):
@@ -70,7 +100,6 @@ class Sizes(NamedTuple):
         rows, columns: Numbers of distinct models.
         symmetric: Whether rows and columns are a single list.
         terms: Largest number of models that an entry adds up.
-        nonlinear: Largest number of nonlinear layers of a model.
         weights: Bytes of the largest model.
         products: Bytes computed and kept per pair.
         item: Bytes of a number.
@@ -81,7 +110,6 @@ class Sizes(NamedTuple):
     columns: int
     symmetric: bool
     terms: int
-    nonlinear: int
     weights: int
     products: int
     item: int
@@ -90,16 +118,15 @@ class Sizes(NamedTuple):
     @classmethod
     def of(cls, models: Models, setting: PairSetting) -> Self:
         """The sizes of a run."""
-        rows, columns = models.rows, models.columns
+        rows, columns = map(len, models.sides.values())
         item = ITEM_BYTES[setting.dtype]
-        outputs = rows[0].d_out if setting.slices else 1
+        outputs = models.entries[0].d_out if setting.slices else 1
         largest = max((model.parameters for model in models.examples.values()), default=0)
         return cls(
-            rows=len(rows),
-            columns=len(rows if columns is None else columns),
-            symmetric=columns is None,
+            rows=rows,
+            columns=columns,
+            symmetric=models.columns is None,
             terms=max(len(entry.bases) for entry in models.entries),
-            nonlinear=max(entry.nonlinear for entry in models.entries),
             weights=largest * item,
             products=32 * outputs,
             item=item,
@@ -123,8 +150,10 @@ class Sizes(NamedTuple):
             model_bytes: Bytes of a single model.
             share: Share of the memory for the models of a tile.
         """
+        # They are never measured: equal runs have equal tiles, and so equal bits.
+        most_work = _TILE_WORK if backend() == "cpu" else _ACCELERATED * _TILE_WORK
         # A tile of n models a side has n^2 pairs, so limits on pairs are limits on n^2.
-        by_work = math.isqrt(max(1, _tile_work() // work))
+        by_work = math.isqrt(max(1, most_work // work))
         by_models = share * self.available / (self.terms * model_bytes)
         by_products = math.sqrt(self.available / 8 / self.products)
         most = max(1, int(min(LARGEST_TILE, by_work, by_models, by_products)))
@@ -152,14 +181,6 @@ def memory(setting: PairSetting) -> float:
     check_addresses()
     room = setting.budget.room(0)
     return _UNKNOWN if math.isinf(room) else room
-
-
-def _tile_work() -> int:
-    """Multiplications of a tile, by the kind of backend.
-
-    They are never measured: equal runs have equal tiles, and so equal bits.
-    """
-    return _TILE_WORK if backend() == "cpu" else _ACCELERATED * _TILE_WORK
 
 
 class RouteOfRun(ABC):
@@ -215,7 +236,7 @@ class RouteOfRun(ABC):
         setting = self.setting
         return Estimate(
             metric=setting.metric.name,
-            exact=setting.metric.is_exact(run.nonlinear),
+            exact=is_exact(setting.metric, self.models.examples.values()),
             route=self.name,
             dtype=setting.dtype,
             outputs=("AA", "AB", "BB"),
@@ -240,12 +261,9 @@ def summary(planned: Estimate) -> str:
     return f"{planned.route}: {planned.multiplications:.3g} multiplications in {cut}"
 
 
-def _bases(entries: Sequence[Entry]) -> Bases:
-    """The number of distinct models in the entries, for each sequence of layer kinds."""
-    distinct: dict[str, Kinds] = {}
-    for entry in entries:
-        distinct |= entry.bases
-    return Counter(distinct.values())
+def _bases(entries: Iterable[Entry]) -> dict[str, Kinds]:
+    """Digests of the distinct models in the entries, with the kinds of their layers."""
+    return dict(itertools.chain.from_iterable(entry.bases for entry in entries))
 
 
 def in_turn(runs: Sequence[tuple[Estimate, int]]) -> Estimate:

@@ -34,7 +34,7 @@ from tnsim.models.functions import Function
 from tnsim.models.matrices import SparseMatrix
 from tnsim.models.model import Combination, Model, caveats, terms
 from tnsim.options import is_list
-from tnsim.problems.tensors.kinds import Kinds, kinds, nonlinear
+from tnsim.problems.tensors.kinds import Kinds, kinds
 
 STANDARD = "standard"
 
@@ -159,8 +159,6 @@ class Entry:
         d_in: Coordinates of the input; None for a plain function.
         d_out: Coordinates of the output.
         n_ctx: Positions of a sequence; None for vectors.
-        degree: Largest degree of a base.
-        nonlinear: Number of nonlinear layers of the deepest base.
         terms: Number of terms of the source. It may exceed the number of bases, as a small
             difference of two models is a single base.
         caveats: Differences between the model and the networks that were read.
@@ -172,8 +170,6 @@ class Entry:
     d_in: int | None
     d_out: int
     n_ctx: int | None
-    degree: int
-    nonlinear: int
     terms: int
     caveats: tuple[str, ...]
 
@@ -208,16 +204,10 @@ def sources(
         raise ModelError(
             f"labels must differ, found {', '.join(repeated[:5])} more than once; give names="
         )
-    reading = Reading()
-    called = tuple(map(str, labels))
-    if isinstance(models, Series):
-        reading = models.reading
-    if isinstance(models, (Series, PartSeries)):
-        called = models.names
-    listed = []
-    for label, name, (_, weights) in zip(labels, called, given, strict=True):
-        listed.append(Source(label, name, weights, reading, centred))
-    return tuple(listed)
+    reading = models.reading if isinstance(models, Series) else Reading()
+    called = models.names if isinstance(models, (Series, PartSeries)) else map(str, labels)
+    both = zip(labels, called, (weights for _, weights in given), strict=True)
+    return tuple(Source(*source, reading, centred) for source in both)
 
 
 def _labelled(models: Any) -> list[tuple[Any, Any]]:
@@ -245,8 +235,10 @@ def _labelled(models: Any) -> list[tuple[Any, Any]]:
     )
 
 
-def entry(source: Source, model: Model | Combination, dtype: str) -> Entry:
-    """The entry of a model that was read.
+def entry(
+    source: Source, model: Model | Combination, dtype: str
+) -> tuple[Entry, tuple[Model, ...]]:
+    """The entry of a model that was read, and the models that it adds up.
 
     Raises:
         ModelError: It is no model, or its weights are traced, or tensors that require grad.
@@ -254,18 +246,16 @@ def entry(source: Source, model: Model | Combination, dtype: str) -> Entry:
     check_numbers(model)
     check_untraced("pairwise", model)
     # Small differences of models become models of their own, and digests belong to these.
-    bases = [base for _, base in terms(by_differences(model, dtype))]
+    bases = tuple(base for _, base in terms(by_differences(model, dtype)))
     digests = [content_hash(base) for base in bases]
-    layers = [kinds(base) for base in bases]
-    return Entry(
+    made = Entry(
         source=source,
         digest=digests[0] if isinstance(model, Model) else content_hash(model),
-        bases=tuple(zip(digests, layers, strict=True)),
+        bases=tuple(zip(digests, map(kinds, bases), strict=True)),
         d_in=bases[0].d_in,
         d_out=bases[0].d_out,
         n_ctx=bases[0].n_ctx,
-        degree=max(base.growth for base in bases),
-        nonlinear=nonlinear(*layers),
         terms=len(terms(model)),
         caveats=caveats(model),
     )
+    return made, bases

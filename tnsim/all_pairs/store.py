@@ -38,7 +38,6 @@ import os
 import platform
 import re
 import time
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -258,16 +257,11 @@ def _packed(key: str, values: Mapping[str, np.ndarray]) -> bytes:
 
 def _unpacked(content: bytes, key: str, forms: Mapping[str, Form]) -> dict[str, np.ndarray]:
     """The arrays of a record. Raises anything where it is not the record with this key."""
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
-
-        def array(name: str) -> np.ndarray:
-            # Reading a member to its end compares its checksum.
-            member = io.BytesIO(archive.read(f"{name}.npy"))
-            return np.load(member, allow_pickle=False)
-
-        if array("key").tobytes() != key.encode():
+    # An array of its form is read to its end, where the archive compares its checksum.
+    with np.load(io.BytesIO(content), allow_pickle=False) as archive:
+        if archive["key"].tobytes() != key.encode():
             raise ValueError("the record of another key")
-        values = {name: array(name) for name in forms}
+        values = {name: archive[name] for name in forms}
     for name, form in forms.items():
         if (values[name].shape, values[name].dtype.name) != form:
             raise ValueError(f"{name} has another form")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from typing import Any, TypeVar
 
 import numpy as np
 from jaxtyping import Bool
@@ -23,8 +23,7 @@ from tnsim.errors import ExecutorError, TooLarge
 from tnsim.scaled import ScaledSum, magnified
 from tnsim.sessions import session
 
-_Arrays: TypeAlias = tuple[Any, ...]
-"""Arrays of the numbers of all models, or of all pairs, along their first axes."""
+B = TypeVar("B", NormBlock, Tile)
 
 
 @contextlib.contextmanager
@@ -48,13 +47,7 @@ def norms(job: Job, entries: tuple[Entry, ...], arithmetic: Arithmetic) -> NormB
     if not job.certifies:
         return found
     unsure = uncertified_norms(found.squared, arithmetic)
-
-    def in_float64() -> _Arrays:
-        finer = job.way.norms(job.in_float64, _chosen(entries, unsure))
-        return *_counted(finer.squared), finer.mean_share
-
-    refined = _refined((*found.squared, found.mean_share), unsure, in_float64)
-    return NormBlock(ScaledSum(*refined[:-1]), refined[-1])
+    return _refined(found, unsure, lambda: job.way.norms(job.in_float64, _chosen(entries, unsure)))
 
 
 def tile(
@@ -84,103 +77,82 @@ def tile(
     first, second = (np.array([entry.digest for entry in side]) for side in (rows, columns))
     unsure &= first[:, None] != second
     again = _chosen(rows, unsure.any(axis=1)), _chosen(columns, unsure.any(axis=0))
-
-    def in_float64() -> _Arrays:
-        finer = job.way.tile(job.in_float64, *again)
-        return *_counted(finer.products), finer.standard_error
-
-    refined = _refined((*found.products, found.standard_error), unsure, in_float64)
-    return Tile(ScaledSum(*refined[:-1]), refined[-1])
+    return _refined(found, unsure, lambda: job.way.tile(job.in_float64, *again))
 
 
 def _chosen(entries: tuple[Entry, ...], wanted: Bool[np.ndarray, " n"]) -> tuple[Entry, ...]:
     return tuple(itertools.compress(entries, wanted))
 
 
-def _counted(products: ScaledSum) -> ScaledSum:
-    """Numbers of float64 whose sizes count roundings of the run, those of float32."""
-    return magnified(products, EPS["float64"] / EPS["float32"])
-
-
-def _refined(
-    arrays: _Arrays, unsure: Bool[np.ndarray, "..."], again: Callable[[], _Arrays]
-) -> _Arrays:
+def _refined(found: B, unsure: Bool[np.ndarray, "..."], again: Callable[[], B]) -> B:
     """Numbers of float32 with the unsure numbers taken from a second computation in float64.
 
     Args:
-        arrays: Numbers of all models, or of all pairs; None stays None.
+        found: Numbers of all models, or of all pairs.
         unsure: Models or pairs to replace, one axis for each axis of models.
         again: Computes the numbers of all rows, or rows and columns, that have an unsure number.
     """
     if not unsure.any():
-        return arrays
+        return found
     try:
-        finer = again()
+        finer, finer_beside = again()
     except TooLarge:
-        return arrays  # with the bound of float32
+        return found  # with the bound of float32
+    # Sizes of float64 count roundings of the run, those of float32.
+    finer = magnified(finer, EPS["float64"] / EPS["float32"])
     axes = range(unsure.ndim)
     others = [tuple(axis for axis in axes if axis != kept) for kept in axes]
-    place = np.ix_(*(unsure.any(axis=rest) for rest in others))
-    replaced = unsure[place]
-    refined = []
-    for old, new in zip(arrays, finer, strict=True):
-        array = None if old is None else old.copy()
-        if array is not None:
-            block = array[place]
-            block[replaced] = new[replaced]
-            array[place] = block
-        refined.append(array)
-    return tuple(refined)
+    # Unsure numbers have the same order among all and among those that were computed again.
+    unsure_again = unsure[np.ix_(*(unsure.any(axis=rest) for rest in others))]
+    products, beside = found
+    refined: list[Any] = [None if array is None else array.copy() for array in (*products, beside)]
+    for array, new in zip(refined, (*finer, finer_beside), strict=True):
+        if array is not None and new is not None:
+            array[unsure] = new[unsure_again]
+    return type(found)(ScaledSum(*refined[:-1]), refined[-1])
 
 
-def expect_norms(
-    result: Any, shape: tuple[int, ...], outputs: int | None, advice: str
-) -> NormBlock:
-    """The result of a `norms` task. Raises `ExecutorError` where it is no block of norms."""
-    if not (
-        isinstance(result, NormBlock)
-        and _is_block(result.squared, shape, outputs)
-        and isinstance(result.mean_share, np.ndarray)
-        and (result.mean_share.shape, result.mean_share.dtype) == (shape, np.float64)
-    ):
-        raise _garbage(result, f"squared norms of {shape[0]} models", advice)
-    return result
+def expected(
+    result: Any, kind: type[B], shape: tuple[int, ...], outputs: int | None, advice: str
+) -> B:
+    """The result of a task. Raises `ExecutorError` where it is no block of this kind and shape.
 
-
-def expect_tile(result: Any, shape: tuple[int, ...], outputs: int | None, advice: str) -> Tile:
-    """The result of a `tile` task. Raises `ExecutorError` where it is no block of products."""
-    if not (
-        isinstance(result, Tile)
-        and _is_block(result.products, shape, outputs)
-        and _is_error(result.standard_error, shape)
-    ):
-        raise _garbage(result, f"inner products of {shape[0]} x {shape[1]} models", advice)
-    return result
+    Args:
+        result: What the executor returned.
+        kind: Class of the block.
+        shape: Numbers of models along its axes.
+        outputs: Outputs that have products of their own; None for sums over outputs.
+        advice: Last words of the message.
+    """
+    if isinstance(result, kind):
+        products, beside = result
+        if _is_block(products, shape, outputs) and _is_beside(beside, kind, shape):
+            return result
+    what = "squared norms" if kind is NormBlock else "inner products"
+    raise ExecutorError(
+        f"the executor returned {type(result).__name__} of another form than the {what} of "
+        f"{' x '.join(map(str, shape))} models; {advice}"
+    )
 
 
 def _is_block(value: Any, shape: tuple[int, ...], outputs: int | None) -> bool:
+    """Whether a value is a block of finite sums."""
     whole = shape if outputs is None else (*shape, outputs)
     if not isinstance(value, ScaledSum):
         return False
     if not all(_is_array(x, whole) for x in (value.mantissa, value.size)):
         return False
-    return any(_is_array(value.exponent, form) for form in {shape, whole})
+    of_exponent = any(_is_array(value.exponent, form) for form in (shape, whole))
+    return of_exponent and all(bool(np.isfinite(array).all()) for array in value)
+
+
+def _is_beside(value: Any, kind: type, shape: tuple[int, ...]) -> bool:
+    """Whether a value is shares of means, NaN allowed, or standard errors, infinity or None too."""
+    if kind is NormBlock:
+        return _is_array(value, shape)
+    return value is None or (_is_array(value, shape) and not np.isnan(value).any())
 
 
 def _is_array(value: Any, shape: tuple[int, ...]) -> bool:
-    """Whether a value is a float64 array of this shape without NaN or infinity."""
-    is_array = isinstance(value, np.ndarray) and (value.shape, value.dtype) == (shape, np.float64)
-    return is_array and bool(np.isfinite(value).all())
-
-
-def _is_error(value: Any, shape: tuple[int, ...]) -> bool:
-    """Whether a value is none, or an array of standard errors, infinite at most but not NaN."""
-    if value is None:
-        return True
-    return isinstance(value, np.ndarray) and value.shape == shape and not np.isnan(value).any()
-
-
-def _garbage(result: Any, wanted: str, advice: str) -> ExecutorError:
-    return ExecutorError(
-        f"the executor returned {type(result).__name__} of another form than the {wanted}; {advice}"
-    )
+    """Whether a value is a float64 array of this shape."""
+    return isinstance(value, np.ndarray) and (value.shape, value.dtype) == (shape, np.float64)

@@ -18,7 +18,7 @@ import itertools
 import pkgutil
 import queue
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,7 @@ from tnsim.all_pairs.preparation import PairwiseRun
 from tnsim.all_pairs.run_plan import pairs_of, tiles_of
 from tnsim.all_pairs.sources import Entry
 from tnsim.all_pairs.store import Record, State, Store
+from tnsim.all_pairs.ways import NormBlock, Tile
 from tnsim.engine import precision
 from tnsim.engine.runtime.devices import at_once
 from tnsim.errors import ExecutorError, TnsimError, in_one_line
@@ -230,13 +231,11 @@ class Work(NamedTuple):
 
     Args:
         run: Settings and plan.
-        models: Models of all records by side and digest, see `PairwiseRun.models`.
         store: Store to which results are written, and from which the norms of tiles are read.
         records: Squared norms, or tiles the norms of which are in the store.
     """
 
     run: PairwiseRun
-    models: Mapping[str, Mapping[str, Entry]]
     store: Store
     records: Sequence[Record]
 
@@ -260,9 +259,9 @@ class Work(NamedTuple):
             ResultError: A model is the zero function, or the largest error leaves no digit.
         """
         entries, arithmetic = self._entries(record), self.run.arithmetic
-        expected = tuple(map(len, entries)), self.store.attrs["outputs"], advice(self.store.path)
+        form = tuple(map(len, entries)), self.store.attrs["outputs"], advice(self.store.path)
         if record.columns is None:
-            norms = tasks.expect_norms(result, *expected)
+            norms = tasks.expected(result, NormBlock, *form)
             for i, entry in enumerate(entries[0]):
                 source, centred = entry.source, entry.source.centred is not None
                 precision.check_norm(
@@ -271,7 +270,7 @@ class Work(NamedTuple):
             arrays = norm_arrays(norms.squared, self.run.job.setting.slices)
             self.store.write(record, {**arrays, "mean_share": norms.mean_share})
             return []
-        found = tasks.expect_tile(result, *expected)
+        found = tasks.expected(result, Tile, *form)
         same = np.array(record.rows)[:, None] == np.array(record.columns)
         arrays, error = tile_arrays(found.products, *self._norms(record), same, arithmetic)
         if found.standard_error is not None:
@@ -286,10 +285,10 @@ class Work(NamedTuple):
 
     def _entries(self, record: Record) -> tuple[tuple[Entry, ...], ...]:
         """The models of the rows and, of a tile, those of the columns."""
-        sides = [(record.side, record.rows)]
+        sides, models = self.run.models.sides, [(record.side, record.rows)]
         if record.columns is not None:
-            sides.append(("b", record.columns))
-        return tuple(tuple(self.models[side][model] for model in models) for side, models in sides)
+            models.append(("b", record.columns))
+        return tuple(tuple(sides[side][model] for model in digests) for side, digests in models)
 
     def _norms(self, record: Record) -> tuple[Norms, Norms]:
         """The norms of the rows and columns of a tile, which were written before any tile."""

@@ -22,7 +22,6 @@ from tnsim.cli import commands, localise
 from tnsim.cli import pairwise as pairwise_command
 from tnsim.cli.options import (
     CentredOption,
-    DtypeName,
     File,
     JsonOption,
     MetricOptions,
@@ -127,12 +126,8 @@ def similarity(
     networks = networks_of(reading, asked.metric)
     one, two = networks.single(a), networks.single(b)
     chosen, dtype = metric_of(asked), asked.dtype
-    by_output: list[float] | None = None
-    with compiling_shown():
-        options: dict[str, Any] = {"centred": centred, "dtype": dtype.value}
-        value = tnsim.similarity(one, two, chosen, **options)
-        if slices:
-            by_output = tnsim.slices(one, two, chosen, **options).tolist()
+    options = {"centred": centred, "dtype": dtype}
+    value, by_output = _compared(one, two, chosen, slices, options)
     sampled = None
     if check is not None:
         drawn: dict[str, Any] = {"samples": check, "seed": seed or 0, "progress": not as_json}
@@ -141,7 +136,7 @@ def similarity(
         files = {"a": str(a), "b": str(b)}
         tier = None
         if not (is_function(one) or is_function(two)):
-            tier = _tier(tnsim.plan(one, two, chosen, cosine=True, dtype=dtype.value))
+            tier = _tier(tnsim.plan(one, two, chosen, cosine=True, dtype=dtype))
         more = {"centred": centred, "tier": tier}
         print_json(files | _as_data(value, dtype, by_output, sampled) | more)
     else:
@@ -176,11 +171,7 @@ def _similarity_of_blocks(
     results: dict[str, Any] = {}
     for n, label in enumerate(labels):
         first, second = one[label], two[label]
-        by_output: list[float] | None = None
-        with compiling_shown():
-            value = tnsim.similarity(first, second, metric, dtype=dtype.value)
-            if slices:
-                by_output = tnsim.slices(first, second, metric, dtype=dtype.value).tolist()
+        value, by_output = _compared(first, second, metric, slices, {"dtype": dtype})
         results[label] = _as_data(value, dtype, by_output, None)
         if not as_json:
             if n == 0:
@@ -192,8 +183,19 @@ def _similarity_of_blocks(
         print_json({"a": str(a), "b": str(b), "layers": results})
 
 
+def _compared(
+    a: Any, b: Any, metric: Any, slices: bool, options: dict[str, Any]
+) -> tuple[Number, list[float] | None]:
+    """The cosine of two models and, with `slices`, that of every output."""
+    import tnsim
+
+    with compiling_shown():
+        value = tnsim.similarity(a, b, metric, **options)
+        return value, tnsim.slices(a, b, metric, **options).tolist() if slices else None
+
+
 def _as_data(
-    value: Number, dtype: DtypeName, by_output: list[float] | None, sampled: Check | None
+    value: Number, dtype: str, by_output: list[float] | None, sampled: Check | None
 ) -> dict[str, Any]:
     """The answer on two files, for JSON."""
     from tnsim.engine.runtime.devices import device
@@ -202,7 +204,7 @@ def _as_data(
         "similarity": float(value),
         "metric": value.metric,
         "exact": value.exact,
-        "dtype": dtype.value,
+        "dtype": dtype,
         "device": device(),
         "caveats": list(value.caveats),
     }
@@ -323,7 +325,7 @@ def plan(
 
     networks = networks_of(reading, asked.metric)
     one, two = networks.single(a), networks.single(b)
-    planned = tnsim.plan(one, two, metric_of(asked), cosine=cosine, dtype=asked.dtype.value)
+    planned = tnsim.plan(one, two, metric_of(asked), cosine=cosine, dtype=asked.dtype)
     if as_json:
         print_json(json.loads(planned.to_json()))
         return

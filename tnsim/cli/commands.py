@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tnsim.cli.options import (
-    DtypeName,
     DtypeOption,
     JsonOption,
     check_outputs,
@@ -58,7 +57,7 @@ def depth(
     max_depth: Annotated[
         int, typer.Option(min=1, help="Depths are the powers of two up to this.")
     ] = 64,
-    dtype: DtypeOption = DtypeName.float64,
+    dtype: DtypeOption = "float64",
     repeats: Annotated[
         int, typer.Option(min=1, help="Warm calls per row; the median is reported.")
     ] = 7,
@@ -76,11 +75,11 @@ def depth(
     rows: list[dict[str, Any]] = []
     if not as_json:
         say(measuring.line(measuring.COLUMNS))
-    for row in measuring.depth_rows(width, rank, depths, dtype.value, repeats):
+    for row in measuring.depth_rows(width, rank, depths, dtype, repeats):
         rows.append(row)
         if not as_json:
             say(measuring.line(measuring.cells(row)))
-    result = {"width": width, "rank": rank, "dtype": dtype.value, "repeats": repeats, "rows": rows}
+    result = {"width": width, "rank": rank, "dtype": dtype, "repeats": repeats, "rows": rows}
     if as_json:
         print_json(result)
     if out is not None:

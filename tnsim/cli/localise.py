@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
 from tnsim.cli.options import (
     JsonOption,
-    MetricName,
     MetricOptions,
     ReadingOptions,
     check_outputs,
@@ -37,32 +35,6 @@ _MOST_INPUTS = 5
 """Most inputs that are printed, those that changed most."""
 
 
-class By(enum.StrEnum):
-    """Granularities on the command line."""
-
-    layer = "layer"
-    head = "head"
-    unit = "unit"
-
-
-class ChangeBy(enum.StrEnum):
-    """Granularities of a change on the command line."""
-
-    layer = "layer"
-    head = "head"
-    unit = "unit"
-    module = "module"
-    block = "block"
-    parameter = "parameter"
-
-
-class Of(enum.StrEnum):
-    """Measures of a change on the command line."""
-
-    distance = "distance"
-    similarity = "similarity"
-
-
 PlotOption = Annotated[
     Path | None, typer.Option("--plot", help="Also write a picture of the shares, a PNG file.")
 ]
@@ -80,8 +52,9 @@ def paths(
         Path | None, typer.Option("--other", help="Checkpoint to compare with; default: itself.")
     ] = None,
     by: Annotated[
-        By, typer.Option("--by", help="Parts of a model that are told apart.")
-    ] = By.layer,
+        Literal["layer", "head", "unit"],
+        typer.Option("--by", help="Parts of a model that are told apart."),
+    ] = "layer",
     within: Annotated[
         list[str] | None,
         typer.Option("--within", help="Component that is told apart, others stay on. Repeatable."),
@@ -108,31 +81,28 @@ def paths(
     networks = networks_of(reading)
     series = networks.series(in_order(files))
     partner = None if other is None else networks.single(other)
-    chosen, dtype = metric_of(asked), asked.dtype.value
-    options: dict[str, Any] = {"by": by.value, "within": within or None, "order": order, "top": top}
+    chosen, dtype = metric_of(asked), asked.dtype
+    options: dict[str, Any] = {"by": by, "within": within or None, "order": order, "top": top}
     if legs:
         if other is not None or within or order is not None or top is not None:
             raise ModelError("--legs gives edges: leave out --other, --within, --order and --top")
         with compiling_shown():
-            edges = tnsim.paths(series, metric=chosen, by=by.value, legs=True, dtype=dtype)
+            edges = tnsim.paths(series, metric=chosen, by=by, legs=True, dtype=dtype)
         _tell(edges, _edges_data, as_json)
         if plot is not None:
             last = f"{edges.labels[-1]}"
             save_picture(figures.edges(edges.edges, edges.cut[-1], title=last), plot)
         return
+    given: Any = series if len(series) > 1 else series[0]
     with compiling_shown():
-        if len(series) == 1:
-            single = tnsim.paths(series[0], partner, chosen, **options, dtype=dtype)
-        else:
-            run = tnsim.paths(series, partner, chosen, **options, dtype=dtype)
-    if len(series) == 1:
-        _tell(single, _paths_data, as_json)
-        if plot is not None:
-            save_picture(figures.shares(single.bra, single.share, single.standard_error), plot)
-        return
-    _tell(run, _run_data, as_json)
+        found = tnsim.paths(given, partner, chosen, **options, dtype=dtype)
+    _tell(found, _run_data if given is series else _paths_data, as_json)
     if plot is not None:
-        save_picture(figures.shares_over_training(run.labels, run.paths, run.share), plot)
+        if given is series:
+            drawn = figures.shares_over_training(found.labels, found.paths, found.share)
+        else:
+            drawn = figures.shares(found.bra, found.share, found.standard_error)
+        save_picture(drawn, plot)
 
 
 def _tell(result: T, data_of: Callable[[T], dict[str, Any]], as_json: bool) -> None:
@@ -192,14 +162,16 @@ def change(
         ),
     ],
     by: Annotated[
-        ChangeBy | None,
+        Literal["layer", "head", "unit", "module", "block", "parameter"] | None,
         typer.Option(
             "--by",
             help="Parts that are told apart: layer, head or unit of polynomials; module, block or "
             "parameter of any network of --model. Default: layers, or modules.",
         ),
     ] = None,
-    of: Annotated[Of, typer.Option("--of", help="Measure that is split.")] = Of.distance,
+    of: Annotated[
+        Literal["distance", "similarity"], typer.Option("--of", help="Measure that is split.")
+    ] = "distance",
     ends: Annotated[
         bool, typer.Option("--ends", help="Linear layers such as embeddings are parts as well.")
     ] = False,
@@ -224,10 +196,10 @@ def change(
         check_outputs({plot: PNG})
     # A module that computes a polynomial has layers under every metric, unless its own modules are
     # asked for.
-    on_inputs = asked.metric is MetricName.empirical
-    known = MetricName.gaussian if by is None else None
+    on_inputs = asked.metric == "empirical"
+    known = "gaussian" if by is None else None
     networks = networks_of(reading, asked.metric if reading.model is None else known, on_inputs)
-    if by in (ChangeBy.module, ChangeBy.block, ChangeBy.parameter):
+    if by in ("module", "block", "parameter"):
         if reading.model is None and not networks.run_folders:
             raise ModelError(
                 f"--by {by} tells weights of a network apart: give the network by --model "
@@ -236,11 +208,11 @@ def change(
         networks = dataclasses.replace(networks, run_as_they_are=reading.model is not None)
     options: dict[str, Any] = {
         "metric": metric_of(asked),
-        "by": None if by is None else by.value,
-        "of": of.value,
+        "by": by,
+        "of": of,
         "ends": ends,
         "align": "embedding" if align else None,
-        "dtype": asked.dtype.value,
+        "dtype": asked.dtype,
     }
     if len(files) != 2:
         if swaps:
@@ -256,10 +228,14 @@ def change(
     with compiling_shown():
         result = tnsim.change(one, two, **options)
         swapped = {"removed": result.removed, "alone": result.alone} if swaps else {}
-        by_input = result.by_input if on_inputs and of is Of.distance else None
+        by_input = result.by_input if on_inputs and of == "distance" else None
     if as_json:
-        data = _as_data(result) | {name: each.tolist() for name, each in swapped.items()}
-        print_json(data if by_input is None else data | {"by_input": by_input.tolist()})
+        told = ("how", "of", "total", "surroundings", "components")
+        data = _about([result]) | {name: getattr(result, name) for name in told}
+        arrays = {"share": result.share, **swapped}
+        if by_input is not None:
+            arrays["by_input"] = by_input
+        print_json(data | {name: array.tolist() for name, array in arrays.items()})
     else:
         say(text_of_change(result, swapped))
         if by_input is not None:
@@ -270,21 +246,6 @@ def change(
         if not all(label.startswith("layer ") for label in result.components):
             draw = figures.shares  # names of modules have no place in a grid
         save_picture(draw(result.components, result.share, title=title), plot)
-
-
-def _as_data(result: Change) -> dict[str, Any]:
-    """The shares of a change, for JSON."""
-    return {
-        "metric": result.metric,
-        "exact": result.exact,
-        "how": result.how,
-        "caveats": list(result.caveats),
-        "of": result.of,
-        "total": result.total,
-        "surroundings": result.surroundings,
-        "components": list(result.components),
-        "share": result.share.tolist(),
-    }
 
 
 def _say_inputs(by_input: Any) -> None:

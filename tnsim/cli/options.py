@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import dataclasses
-import enum
 import functools
 import inspect
 import itertools
@@ -19,7 +18,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Timer
-from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO, TypeAlias
 
 import typer
 
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from tnsim.checkpoints.load import Checkpoint, Series
+    from tnsim.checkpoints.load import Checkpoint, Reading, Series
 
 
 File = Annotated[
@@ -51,26 +50,12 @@ SlicesOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
-class MetricName(enum.StrEnum):
-    """Names of metrics on the command line."""
-
-    gaussian = "gaussian"
-    closure = "closure"
-    symmetric = "symmetric"
-    tree = "tree"
-    frobenius = "frobenius"
-    categorical = "categorical"
-    empirical = "empirical"
-
-
-class DtypeName(enum.StrEnum):
-    """Precisions of a computation on the command line."""
-
-    float64 = "float64"
-    float32 = "float32"
-
-
-DtypeOption = Annotated[DtypeName, typer.Option("--dtype", help="Precision of the computation.")]
+MetricName: TypeAlias = Literal[
+    "gaussian", "closure", "symmetric", "tree", "frobenius", "categorical", "empirical"
+]
+DtypeOption = Annotated[
+    Literal["float64", "float32"], typer.Option("--dtype", help="Precision of the computation.")
+]
 
 
 def _presets() -> list[str]:
@@ -135,7 +120,7 @@ class MetricOptions:
             "tensors. categorical: uniform one-hot tokens, exact for one attention layer. "
             "empirical: forward passes on --inputs, of any network.",
         ),
-    ] = MetricName.gaussian
+    ] = "gaussian"
     fit: Annotated[
         Path | None,
         typer.Option(help="Inputs (.npy or .npz) from which a Gaussian takes mean and covariance."),
@@ -155,7 +140,7 @@ class MetricOptions:
             "normal inputs where networks have no exact number (0 refuses them).",
         ),
     ] = None
-    dtype: DtypeOption = DtypeName.float64
+    dtype: DtypeOption = "float64"
 
 
 _Command: TypeAlias = Callable[..., None]
@@ -225,23 +210,16 @@ class Networks:
     """How the files that a command names become networks.
 
     Args:
-        reader: A dialect, or a module whose state dicts the files hold; None where files say
-            themselves what they hold.
-        example: Example of the module's argument, or None.
-        n_ctx: Length of sequences.
-        leave_out: Patterns of tensors that are knowingly not read.
-        norm_inputs: Inputs at whose mean energy norms become constants.
+        reading: How they are read as models.
+        example: Example of the argument of a module by which they are read, or None.
         run_as_they_are: Whether files become copies of the module, which run on inputs, instead of
             models.
         run_folders: Whether folders of Hugging Face that are no models run on inputs, as networks
             of its library.
     """
 
-    reader: Any = None
+    reading: Reading
     example: Any = None
-    n_ctx: int | None = None
-    leave_out: tuple[str, ...] = ()
-    norm_inputs: Any = None
     run_as_they_are: bool = False
     run_folders: bool = False
 
@@ -251,7 +229,7 @@ class Networks:
         from tnsim.checkpoints.load import modules_of
 
         if self.run_as_they_are:
-            (function,) = modules_of([file], self.reader).values()
+            (function,) = modules_of([file], self.reading.dialect).values()
             return function.module
         return read_model(file, None, True) if self.run_folders else self.stored(file).model
 
@@ -259,21 +237,13 @@ class Networks:
         """The model of a name, with the types of its numbers."""
         from tnsim.checkpoints.load import read
 
-        known = (self.reader, self.n_ctx, self.leave_out, self.norm_inputs)
-        return read(file, *known, inputs=self.example)
+        return read(file, *self.reading, inputs=self.example)
 
     def series(self, files: Sequence[str | Path]) -> Series:
         """The checkpoints that names stand for, as models."""
         import tnsim
 
-        return tnsim.Series(
-            files,
-            self.reader,
-            self.n_ctx,
-            leave_out=self.leave_out,
-            norm_inputs=self.norm_inputs,
-            inputs=self.example,
-        )
+        return tnsim.Series(files, **self.reading._asdict(), inputs=self.example)
 
     def several(self, files: Sequence[str | Path]) -> Series | dict[str, Any]:
         """The checkpoints that names stand for, as models or as modules."""
@@ -281,7 +251,7 @@ class Networks:
         from tnsim.checkpoints.load import modules_of
 
         if self.run_as_they_are:
-            return modules_of(files, self.reader)
+            return modules_of(files, self.reading.dialect)
         if self.run_folders and (folders := folders_of_networks(list(files))):
             return networks_of_folders(folders)
         return self.series(files)
@@ -307,7 +277,7 @@ def networks_of(
         ModelError: Options do not go together.
     """
     from tnsim.checkpoints.dialects import Dialect
-    from tnsim.checkpoints.load import find_dialect
+    from tnsim.checkpoints.load import Reading, find_dialect
 
     inputs = None if reading.norm_inputs is None else samples_in(reading.norm_inputs)
     known = (reading.n_ctx, tuple(reading.leave_out or ()), inputs)
@@ -321,15 +291,15 @@ def networks_of(
             chosen = Dialect.from_json(standard_input("a dialect"))
         elif reading.dialect is not None:
             chosen = find_dialect(reading.dialect)
-        run_folders = metric is MetricName.empirical and not flags_given(reading)
-        return Networks(chosen, None, *known, run_folders=run_folders)
+        run_folders = metric == "empirical" and not flags_given(reading)
+        return Networks(Reading(chosen, *known), run_folders=run_folders)
     from tnsim.cli.user_modules import module_at
 
     if reading.dialect is not None:
         raise ModelError(
             "--dialect and --model both say what the files hold: give the module, which says more"
         )
-    as_it_is = metric is MetricName.empirical
+    as_it_is = metric == "empirical"
     unread = [flag for flag in flags_given(reading) if flag != "--model"]
     if as_it_is and unread:
         raise ModelError(
@@ -337,7 +307,7 @@ def networks_of(
             f"{', '.join(unread)} does not apply: leave it out"
         )
     module = module_at(reading.model)
-    if metric is MetricName.gaussian and not unread:
+    if metric == "gaussian" and not unread:
         from tnsim.checkpoints.given import given_model, is_module
 
         try:
@@ -347,7 +317,7 @@ def networks_of(
                 raise
             as_it_is = True
     example = None if reading.example is None else samples_in(reading.example)
-    return Networks(module, example, *known, as_it_is)
+    return Networks(Reading(module, *known), example, as_it_is)
 
 
 def standard_input(what: str) -> str:
@@ -390,7 +360,7 @@ def metric_of(options: MetricOptions) -> Any:
         CheckpointError: Where the file cannot be read.
 
     Example:
-        >>> metric_of(MetricOptions(MetricName.tree))
+        >>> metric_of(MetricOptions("tree"))
         TreeSymmetric()
     """
     import tnsim
@@ -398,21 +368,19 @@ def metric_of(options: MetricOptions) -> Any:
 
     name, fit, inputs, samples = options.metric, options.fit, options.inputs, options.samples
     # Either without the other would be ignored in silence.
-    if (name is MetricName.empirical) != (inputs is not None):
+    if (name == "empirical") != (inputs is not None):
         raise ModelError(
-            f"--metric {name.value} and "
+            f"--metric {name} and "
             + ("no --inputs" if inputs is None else f"--inputs {inputs}")
             + ": forward passes need both, --metric empirical --inputs FILE, a .npy or "
             ".safetensors file of vectors or token ids; --fit takes moments from inputs"
         )
-    if samples is not None and name not in (MetricName.categorical, MetricName.gaussian):
-        raise ModelError(
-            f"--samples are those of --metric categorical or gaussian, found {name.value}"
-        )
-    cls: Any = tnsim.Empirical if inputs is not None else METRICS[name.value]
+    if samples is not None and name not in ("categorical", "gaussian"):
+        raise ModelError(f"--samples are those of --metric categorical or gaussian, found {name}")
+    cls: Any = tnsim.Empirical if inputs is not None else METRICS[name]
     if fit is not None and not hasattr(cls, "fit"):
         raise ModelError(
-            f"--fit takes mean and covariance from samples, which metric {name.value} has not; "
+            f"--fit takes mean and covariance from samples, which metric {name} has not; "
             "use gaussian or closure"
         )
     if fit is not None:
@@ -475,9 +443,8 @@ def samples_in(file: Path) -> np.ndarray:
 
     with naming(file), refusing("cannot be read as inputs"):
         if file.suffix != ".npz":
-            with regular(file) as data:
-                np.lib.format.read_magic(data)  # no pickle, whatever the name of the file
-            return np.array(np.load(file, mmap_mode="r", allow_pickle=False))
+            with regular(file):  # no pickle, whatever the name of the file, and no pipe
+                return np.array(np.lib.format.open_memmap(file, mode="r"))
         arrays = contents(file).tensors
         if len(arrays) != 1:
             raise CheckpointError(f"must hold one array of inputs, found {len(arrays)}")
@@ -510,9 +477,9 @@ def check_outputs(outputs: Mapping[Path, Kind], store: Path | None = None) -> No
             above = next((above for above in Path(place).parents if above.exists()), Path(place))
             if not above.is_dir():
                 raise NotADirectoryError(0, f"{above} is no folder")
-            check_replaceable(path, kind)
             if kind.needs is not None:
                 require(*kind.needs, f"writing {path}")
+            check_replaceable(path, kind)
         except OSError as error:
             raise typer.BadParameter(f"{path}: {error.strerror}") from None
     for place, path in places.items():

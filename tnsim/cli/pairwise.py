@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from tnsim.all_pairs.result import Pairwise
     from tnsim.checkpoints.load import Series
     from tnsim.circuits.parts import SeriesParts
-    from tnsim.compare.estimates import Estimate
     from tnsim.metrics.protocol import Metric
 
 Files = Annotated[
@@ -160,12 +159,16 @@ def pairwise(
     others: Any = models_of(_names_in(other)) if other else None
     chosen = metric_of(asked)
     options: dict[str, Any] = {"other": others, "slices": slices, "centred": centred}
-    options["dtype"] = asked.dtype.value
+    options["dtype"] = asked.dtype
     if dry_run and parts is not None:
         _say_costs(models, chosen, options, as_json)
         return
     if dry_run:
-        _say_cost(tnsim.plan_pairwise(models, chosen, **options), as_json)
+        planned = tnsim.plan_pairwise(models, chosen, **options)
+        if as_json:
+            print_json(planned.as_dict())
+        else:
+            say(str(planned))
         return
     if out is None:
         raise typer.BadParameter("give --out DIR, where results are kept, or --dry-run")
@@ -349,28 +352,15 @@ def _say_costs(
         print_json(data)
 
 
-def _say_cost(planned: Estimate, as_json: bool) -> None:
-    if as_json:
-        print_json(planned.as_dict())
-    else:
-        say(str(planned))
-
-
 def _print_result(result: Pairwise) -> None:
     from tnsim.analysis.matrices import shown_labels
 
-    attributes = dict(result.attrs)
+    data: dict[str, Any] = {side: shown_labels(result[side]) for side in "ab"}
+    if "part" in result.dims:
+        data["part"] = result["part"].values.tolist()
+    data["similarity"] = result.similarity.values.tolist()
     # Files keep the flag as a number, and JSON has booleans.
-    attributes["exact"] = bool(attributes["exact"])
-    print_json(
-        {
-            "a": shown_labels(result["a"]),
-            "b": shown_labels(result["b"]),
-            **({"part": result["part"].values.tolist()} if "part" in result.dims else {}),
-            "similarity": result.similarity.values.tolist(),
-            **attributes,
-        }
-    )
+    print_json(data | result.attrs | {"exact": bool(result.attrs["exact"])})
 
 
 def _say_result(result: Pairwise, written: list[Path]) -> None:
