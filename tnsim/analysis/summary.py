@@ -210,17 +210,22 @@ def _changes(similarity: xr.DataArray) -> list[str]:
     table = square(similarity)
     labels, along = table["a"].values.tolist(), np.diagonal(table.values, 1)
     steps = np.sqrt(np.maximum(2 - 2 * along, 0.0))  # chords
-    largest, usual = int(steps.argmax()), float(np.median(np.delete(steps, steps.argmax())))
+    largest = int(steps.argmax())
+    others = np.delete(steps, largest)
+    usual = float(np.median(others))
+    # A median alone hides that the steps beside the largest may be nearly as large.
+    least, rest = (_shown(1 - size**2 / 2) for size in (float(others.max()), usual))
+    if least != rest:
+        rest = f"{least} or more, their median {rest}"
     place = f"from {labels[largest]} to {labels[largest + 1]}"
     if steps[largest] < _ROUNDING:
         return ["The function did not change."]
     if steps[largest] < _SHARP * usual:
         said = [
             f"It changed evenly: most {place} (similarity {_shown(along[largest])}), less than "
-            f"twice as far as in the other steps ({_shown(1 - usual**2 / 2)})."
+            f"twice as far as in the other steps ({rest})."
         ]
     else:
-        rest = _shown(1 - usual**2 / 2)
         said = [
             f"Changed here: {place} (similarity {_shown(along[largest])}; the other steps {rest})."
         ]
