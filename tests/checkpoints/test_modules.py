@@ -472,6 +472,10 @@ REFUSED = {
     ),
     "convolution": (lambda: nn.Sequential(nn.Conv1d(3, 4, 1)), "0: Conv1d, of which .* give inputs="),
     "hook": (hooked, "0: a forward hook, which may change what is computed: remove it"),
+    "pruned": (
+        lambda: nn.utils.prune.l1_unstructured(nn.Linear(3, 2), "weight", 0.5),
+        r"the module: pruned by a forward hook: .*torch\.nn\.utils\.prune\.remove\(module, 'weight'\)",
+    ),
     "function": (lambda: hidden(F.softsign), r"Module\) computes abs, add and div: these .* no activation that is known.*tnsim\.Activation\("),
     "gate": (lambda: gate(F.softsign), "computes abs, add and div: these of a value make no activation"),
     "attention": (

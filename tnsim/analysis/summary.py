@@ -112,8 +112,8 @@ def findings(result: xr.Dataset) -> list[str]:
         result: Result of a run, over parts as well.
 
     Returns:
-        Sentences: the models and the range of similarity; when the function changed, and its
-        phases; of parts those that moved furthest.
+        Sentences: the models and the range of similarity; where labels are steps, when the function
+        changed, and its phases; of parts those that moved furthest.
 
     Raises:
         ResultError: A similarity is not finite, or there is no matrix over (a, b).
@@ -142,7 +142,9 @@ def findings(result: xr.Dataset) -> list[str]:
         labels = result["a"].values
         pairs = [f"{labels[row]} = {labels[first]}" for row, first in repeated.items()]
         said.append(f"Copies are left out: {', '.join(pairs)}.")
-    if one_set and kept.sizes["a"] > 2:
+    # Seeds and edits under their names are in no order, whereas a run is labelled by its steps.
+    steps = any(str(label).isdecimal() for label in kept["a"].values)
+    if one_set and kept.sizes["a"] > 2 and steps:
         said += _changes(kept["similarity"])
     return said
 

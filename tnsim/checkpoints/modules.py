@@ -820,7 +820,13 @@ def _check_repeatable(module: Any) -> None:
         name = path or "the module"
         _check_unquantised(name, child)
         # A hook may change outputs, and copies would lose it or run it twice.
-        if child._forward_hooks or child._forward_pre_hooks:
+        hooks = (*child._forward_hooks.values(), *child._forward_pre_hooks.values())
+        for hook in hooks:
+            if isinstance(hook, torch.nn.utils.prune.BasePruningMethod):
+                raise UnsupportedLayer(
+                    f"{name}: pruned by a forward hook: make the zeros permanent, "
+                    f"torch.nn.utils.prune.remove(module, {hook._tensor_name!r})"
+                )
             raise UnsupportedLayer(
                 f"{name}: a forward hook, which may change what is computed: remove it"
             )
