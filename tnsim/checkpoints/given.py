@@ -285,12 +285,15 @@ def _check_can_run(
         shape_of_inputs(module, n_ctx, width)
     except ModelError as unknown:
         said = str(unknown)
-        if AN_EXAMPLE in str(refusal):  # the same advice
-            for join in ("; ", ", or "):
-                said = said.replace(f"{join}give inputs=, {AN_EXAMPLE}", "")
+        for join in ("; ", ", or "):  # an example makes no layers, or the refusal asks for it
+            said = said.replace(f"{join}give inputs=, {AN_EXAMPLE}", "")
+        asked = "tnsim.Empirical(inputs)"
+        runs = f"On inputs of yours it runs as it is: metric {asked},"
+        if asked in str(refusal):
+            runs = "Inputs of yours are on the command line"
         raise type(refusal)(
-            f"{refusal}. It is not run on normal inputs either: {said}. On inputs of yours it runs "
-            "as it is: metric tnsim.Empirical(inputs), --metric empirical --inputs x.npy"
+            f"{refusal}. It is not run on normal inputs either: {said}. {runs} --metric empirical "
+            "--inputs x.npy"
         ) from None
     log.info("%s is compared by its outputs, since %s", type(module).__name__, refusal)
 
