@@ -600,8 +600,9 @@ def _unknown(state: Mapping[str, Any]) -> TnsimError:
     return CheckpointError(
         f"no dialect is known for these keys{listing(state)}. With the nn.Module at hand, give it: "
         "tnsim.load(path, net), tnsim.pairwise(paths, dialect=net); on the command line "
-        "--model FILE.py:NAME, of the code that makes it. Else write down in a dialect what the "
-        f"keys mean, or name a preset: {', '.join(PRESETS)}"
+        "--model FILE.py:NAME, of the code that makes it. Weights of a function of JAX go with it "
+        "to tnsim.from_function(f, params, x). Else write down in a dialect what the keys mean, or "
+        f"name a preset: {', '.join(PRESETS)}"
     )
 
 
