@@ -308,6 +308,19 @@ def test_a_run_says_what_its_ends_did():
     assert "parts with ends=True" in str(steps) and "surroundings" in steps._repr_html_()
 
 
+def test_a_run_is_as_sure_as_its_least_sure_step():
+    def model(*weights):
+        squares = [tnsim.Bilinear([[1.0]], [[1.0]], [[w]]) for w in weights]
+        return tnsim.Model([tnsim.Residual(square) for square in squares])
+
+    run = {0: model(1.0, 1.0), 1: model(1.0, 1.1), 2: model(4.0, 1.0), 3: model(4.0, 1.01)}
+    sampled = tnsim.Product("uniform", samples=64)
+    for series in (tnsim.change(run, metric=sampled), tnsim.paths(run, metric=sampled)):
+        most = max(found.standard_error.max() for found in series.each)
+        assert series.each[0].standard_error.max() < 0.9 * most
+        assert f"standard errors of shares up to {most:.2g})" in str(series)
+
+
 @pytest.mark.slow
 def test_tiny_changes_keep_their_digits(rng):
     """A change of 1e-7 of the weights: its square is 1e-14 of the norms."""

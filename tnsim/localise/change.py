@@ -37,7 +37,7 @@ from tnsim.localise.change_of_weights import exchange_weights, name_of
 from tnsim.localise.differences import by_input, directions
 from tnsim.localise.exchanges import TOTALS, Exchanges, Unchanged, check_measure
 from tnsim.localise.grams import Setting
-from tnsim.localise.runs import Run, checkpoints_of, largest, table_of_run, text_of_run
+from tnsim.localise.runs import Run, checkpoints_of, largest, least_sure, table_of_run, text_of_run
 from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.metric import Gaussian, as_metric
 from tnsim.metrics.protocol import Metric
@@ -256,7 +256,7 @@ class ChangeSeries:
 
     def __str__(self) -> str:
         each = [found for found in self.each if found is not None]
-        told = next((found for found in each if not found.exact), each[0])
+        told = least_sure(each)
         most = int(self.total.argmax())
         what = f"{TOTALS.get(told.of, told.of)} {self.total[most]:.6g}, up to {self.labels[most]}"
         columns = self._beside()
