@@ -156,6 +156,28 @@ def test_adapters_run_as_their_base_with_both_weights(folders, tmp_path):
     assert moved.components[moved.share.argmax()] == "transformer.h.0.attn"
 
 
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")  # between libraries
+def test_adapters_of_networks_whose_files_have_other_names(tmp_path):
+    """The library renames the readout of GPT-NeoX as it reads and writes."""
+    skip_without("peft")
+    import peft
+    import transformers
+
+    sizes = {"vocab_size": 11, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.GPTNeoXConfig(**sizes, intermediate_size=8, max_position_embeddings=8)
+    torch.manual_seed(0)
+    net = transformers.GPTNeoXForCausalLM(config)
+    net.save_pretrained(tmp_path / "base")
+    net = transformers.GPTNeoXForCausalLM.from_pretrained(tmp_path / "base")
+    settings = peft.LoraConfig(r=2, init_lora_weights=False, target_modules=["query_key_value"])
+    tuned = peft.get_peft_model(net, settings)
+    tuned.save_pretrained(tmp_path / "adapter")
+    data = tnsim.Empirical(np.random.default_rng(0).integers(0, 11, size=(20, 6)))
+    found = tnsim.similarity(tmp_path / "adapter", tuned.eval(), data)
+    assert_close(found, 1.0, rtol=1e-6, limited_by="float32")
+    assert tnsim.similarity(tmp_path / "adapter", tmp_path / "base", data) < 1 - 1e-6
+
+
 def test_files_beside_a_configuration_are_not_its_network(folders, tmp_path):
     shutil.copy(folders[0] / "config.json", tmp_path)
     for step in (1, 2):
