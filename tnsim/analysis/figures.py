@@ -896,10 +896,16 @@ def _part_panels(
             "run, or select other models"
         )
     panels = []
-    for kind, places in part_grids(table).items():
+    grids = part_grids(table)
+    # Below the first layer that has parts, as below attention behind an embedding, is nothing.
+    layered = [places for places in grids.values() if len(places) > 1]
+    first = min((int((places >= 0).any(axis=1).argmax()) for places in layered), default=0)
+    for kind, places in grids.items():
         rows, columns = (range(n) if n > 1 else () for n in places.shape)
         named = ("layer" if rows else "", "head" if columns else "")
         grid = np.where(places >= 0, table.values[places], np.nan)
+        if rows:
+            rows, grid = rows[first:], grid[first:]
         panels.append(Panel(grid, rows, columns, written(kind), named))
     # Cells of few layers are larger, so that the bar holds its numbers and the words beside it.
     most = max(len(panel.values) for panel in panels)
