@@ -196,6 +196,15 @@ def test_every_term_explains_itself(show):
     assert window.run("byId('note')") is None
 
 
+@pytest.mark.parametrize("exact, kind", [(1, "on these inputs"), (0, "estimates")])
+def test_the_heading_says_how_sure_sampled_numbers_are(show, exact, kind):
+    run = run_of([2, 2])
+    run["standard_error"] = 0.02 * (run.similarity < 1)
+    window = show(run.assign_attrs(exact=exact))
+    assert f" · {kind}, with standard errors up to 0.02 · " in window.text("#subtitle")
+    assert window.run(f"TERMS.has({kind!r})")
+
+
 def test_a_note_stays_while_pairs_are_chosen(show):
     window = show(run_of([3, 3]))
     window.run("document.querySelector('#readout [data-term=sign]').click()")
