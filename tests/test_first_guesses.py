@@ -329,6 +329,13 @@ def test_only_modules_have_outputs_to_choose_from(tmp_path):
             read(tmp_path / "own.safetensors", output="logits")
 
 
+def test_a_class_in_the_place_of_a_module_is_asked_for_an_instance(tmp_path):
+    torch.save(torch.nn.Linear(2, 2).state_dict(), tmp_path / "w.pt")
+    for read in (tnsim.load, tnsim.Series):
+        with refused(r"the class Linear: give an instance, Linear\(\.\.\.\)", tnsim.CheckpointError):
+            read(tmp_path / "w.pt", torch.nn.Linear)
+
+
 def test_an_output_of_a_module_that_reads_tokens(nets):
     """The norm and the head behind the states are left out."""
     del nets[0].loss, nets[0].later
