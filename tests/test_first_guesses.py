@@ -332,7 +332,9 @@ def test_only_modules_have_outputs_to_choose_from(tmp_path):
 def test_a_class_in_the_place_of_a_module_is_asked_for_an_instance(tmp_path):
     torch.save(torch.nn.Linear(2, 2).state_dict(), tmp_path / "w.pt")
     for read in (tnsim.load, tnsim.Series):
-        with refused(r"the class Linear: give an instance, Linear\(\.\.\.\)", tnsim.CheckpointError):
+        with refused(
+            r"the class Linear: give an instance, Linear\(\.\.\.\)", tnsim.CheckpointError
+        ):
             read(tmp_path / "w.pt", torch.nn.Linear)
 
 

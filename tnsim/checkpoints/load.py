@@ -219,8 +219,8 @@ def find_dialect(
     if hasattr(dialect, "named_parameters"):
         if isinstance(dialect, type):
             raise CheckpointError(
-                f"files are read by a module, found the class {dialect.__name__}: give an instance, "
-                f"{dialect.__name__}(...)"
+                f"files are read by a module, found the class {dialect.__name__}: give an "
+                f"instance, {dialect.__name__}(...)"
             )
         from tnsim.checkpoints.modules import StatesOf  # PyTorch's reader, where a module comes
 
