@@ -368,6 +368,10 @@ def test_files_of_a_run_that_diverged_name_the_tensors(tmp_path):
     torch.save(module.state_dict() | {"2.bias": torch.full((2,), torch.nan)}, tmp_path / "a.pt")
     with refused(r"a\.pt: '2\.bias' has numbers that are NaN"):
         tnsim.load(tmp_path / "a.pt", module)
+    with torch.no_grad():
+        module[0].weight[1, 2] = torch.inf
+    with refused(r"^'0\.weight' has numbers that are NaN or infinite: the run diverged there$"):
+        tnsim.similarity(module, nn.Linear(3, 2))
 
 
 def test_what_is_compiled_inside_of_a_module_is_looked_through(tmp_path):

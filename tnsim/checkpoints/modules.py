@@ -198,12 +198,7 @@ class StatesOf:
             UnsupportedLayer, ModelError: Raised as by `from_module`.
         """
         module, left_out = self._loaded(state, leave_out, advise=True)
-        try:
-            reading = recognised(module, None, n_ctx, self.inputs, self.output, self.module)
-        except ModelError:
-            if said := diverged(module):
-                raise ModelError(said) from None
-            raise
+        reading = recognised(module, None, n_ctx, self.inputs, self.output, self.module)
         caveats = (f"left out: {', '.join(left_out)}",) if left_out else ()
         return reading.model(norm_inputs, n_ctx, caveats)
 
@@ -395,7 +390,12 @@ def recognised(
                 _check_describable(module, tuple(declared), False)  # which says more
             raise
         asked = _Asked(module, double, declared, inputs, n_ctx, first or module)
-        reading = _first_reading(asked, example)
+        try:
+            reading = _first_reading(asked, example)
+        except ModelError:
+            if said := diverged(module):  # which says more
+                raise ModelError(said) from None
+            raise
     log.info("%s: relative error of the forward pass %.2g", type(module).__name__, reading.error)
     return reading
 
