@@ -329,6 +329,13 @@ def test_only_modules_have_outputs_to_choose_from(tmp_path):
             read(tmp_path / "own.safetensors", output="logits")
 
 
+def test_the_layers_of_a_network_are_not_networks_to_compare():
+    layers = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    with refused("found one network, Sequential"):
+        tnsim.pairwise(torch.nn.Sequential(*layers))
+    assert tnsim.pairwise(torch.nn.ModuleList(layers)).similarity.shape == (2, 2)
+
+
 def test_a_class_in_the_place_of_a_module_is_asked_for_an_instance(tmp_path):
     torch.save(torch.nn.Linear(2, 2).state_dict(), tmp_path / "w.pt")
     for read in (tnsim.load, tnsim.Series):

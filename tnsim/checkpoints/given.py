@@ -125,6 +125,12 @@ def given_models(
     from tnsim.checkpoints.load import Series, modules_of
 
     whole = (str, os.PathLike, Mapping, Series, AnyModel)
+    # Its layers are no networks to compare, as those in a ModuleList may be.
+    if is_module(models) and "Sequential" in (kind.__name__ for kind in type(models).__mro__):
+        raise ModelError(
+            "many models are compared: give a sequence or a mapping of them, found one network, "
+            f"{type(models).__name__}"
+        )
     # A generator would be used up by the first look at it.
     if is_list(models) and not isinstance(models, whole):
         models = list(models)
