@@ -30,6 +30,7 @@ from tnsim.analysis import reading
 from tnsim.analysis.axes import scale_of
 from tnsim.analysis.canvas import COLOURS
 from tnsim.analysis.matrices import (
+    are_steps,
     check_result,
     is_one_set,
     is_symmetric,
@@ -341,6 +342,7 @@ def _embedding(similarity: xr.DataArray) -> dict[str, Any]:
     embedding = reading.mds(similarity)
     return {
         "points": embedding.points.values.round(DECIMALS).tolist(),
+        "joined": are_steps(similarity["a"].values),
         "share": embedding.share.round(DECIMALS).tolist(),
         "negative": round(embedding.negative, DECIMALS),
     }

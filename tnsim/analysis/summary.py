@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tnsim.analysis.matrices import is_one_set, matrix, square
+from tnsim.analysis.matrices import are_steps, is_one_set, matrix, square
 from tnsim.analysis.phases import segmentations
 from tnsim.errors import ResultError
 
@@ -142,9 +142,7 @@ def findings(result: xr.Dataset) -> list[str]:
         labels = result["a"].values
         pairs = [f"{labels[row]} = {labels[first]}" for row, first in repeated.items()]
         said.append(f"Copies are left out: {', '.join(pairs)}.")
-    # Seeds and edits under their names are in no order, whereas a run is labelled by its steps.
-    steps = any(str(label).isdecimal() for label in kept["a"].values)
-    if one_set and kept.sizes["a"] > 2 and steps:
+    if one_set and kept.sizes["a"] > 2 and are_steps(kept["a"].values):
         said += _changes(kept["similarity"])
     return said
 

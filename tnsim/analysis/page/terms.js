@@ -47,7 +47,7 @@ const TERMS = new Map(Object.entries({
   embedding:
     "Checkpoints as points of a plane, placed so that distances are as near as possible to the " +
     "chords √(2 − 2 cos) of their similarities (classical multidimensional scaling). The line " +
-    "joins them in order.",
+    "joins those of a run in order.",
   chords:
     "The distance of two models as unit vectors, √(2 − 2 cos): 0 for equal functions, √2 for " +
     "unrelated ones, 2 for opposite ones.",
