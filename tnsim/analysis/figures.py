@@ -831,8 +831,8 @@ def pairwise(
             previous model; `"slices"`, a heatmap for each output (`variable` is then not read);
             `"mds"`, the models as points of a plane, those of a run joined in order;
             `"dendrogram"`; `"scatter"`, the first variable against each of the others, a point for
-            every pair of models; or `"parts"`, of a result over parts, layer by head, the first model of the rows
-            against the last model of the columns.
+            every pair of models; or `"parts"`, of a result over parts, layer by head, the first
+            model of the rows against the last model of the columns.
         variable: Name of a matrix in the result, or several names.
         change_points: Rows at which phases start, such as
             `reading.segment(result, 3).change_points`, drawn as lines or colours.
