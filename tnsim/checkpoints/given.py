@@ -293,13 +293,12 @@ def _check_can_run(
         said = str(unknown)
         for join in ("; ", ", or "):  # an example makes no layers, or the refusal asks for it
             said = said.replace(f"{join}give inputs=, {AN_EXAMPLE}", "")
-        asked = "tnsim.Empirical(inputs)"
-        runs = f"On inputs of yours it runs as it is: metric {asked},"
-        if asked in str(refusal):
-            runs = "Inputs of yours are on the command line"
+        advice = "metric tnsim.Empirical(inputs), --metric empirical --inputs x.npy"
+        runs = f". On inputs of yours it runs as it is: {advice}"
+        if "--inputs x.npy" in str(refusal):  # the same advice
+            runs = ""
         raise type(refusal)(
-            f"{refusal}. It is not run on normal inputs either: {said}. {runs} --metric empirical "
-            "--inputs x.npy"
+            f"{refusal}. It is not run on normal inputs either: {said}{runs}"
         ) from None
     log.info("%s is compared by its outputs, since %s", type(module).__name__, refusal)
 
