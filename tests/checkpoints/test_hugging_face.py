@@ -99,7 +99,7 @@ def test_commands_run_folders_on_inputs(folders, tmp_path, capfd):
     assert_close(np.array(found["share"]), shares, rtol=1e-12)
     found = json.loads(command("change", tmp_path / "run", *by_block).stdout)
     assert_close(np.array(list(found["shares"]["100"].values())), shares, rtol=1e-12)
-    assert "of no known layout" in command("similarity", *folders, check=False).stderr
+    assert "--parts qk,ov,mlp" in command("similarity", *folders, check=False).stderr
     several = command("similarity", tmp_path / "run", folders[0], *asked, check=False)
     assert "run holds 2 checkpoints" in several.stderr
     assert "Loading" not in capfd.readouterr().err

@@ -591,11 +591,11 @@ def _unknown(state: Mapping[str, Any]) -> TnsimError:
         # Names of Hugging Face's layouts, of which parts are known.
         layouts = ("c_attn", "q_proj", "query_key_value")
         known = any(each in str(name) for name in state for each in layouts)
-        parts = f"{BY_PARTS}, or tnsim.parts(path). " if known else ""
+        parts = f"{BY_PARTS}, or tnsim.parts(path), --parts qk,ov,mlp. " if known else ""
         return UnsupportedLayer(
-            f"{attention} belongs to an attention layer of no known layout; "
-            "bilinear attention is read with a dialect of its own, "
-            f"softmax attention is no polynomial. {parts}{OF_A_FILE} {ON_INPUTS}"
+            f"{attention} belongs to an attention layer, which no dialect describes unless it is "
+            "named: bilinear attention is read with a dialect of its own, softmax attention is no "
+            f"polynomial. {parts}{OF_A_FILE} {ON_INPUTS}"
         )
     return CheckpointError(
         f"no dialect is known for these keys{listing(state)}. With the nn.Module at hand, give it: "
