@@ -142,7 +142,7 @@ def test_lengths_of_sequences(rng, tmp_path):
     wanted = tnsim.similarity(*long)
     assert tnsim.similarity(*models, n_ctx=2) == wanted
     assert_close(tnsim.similarity(*pair, n_ctx=2), wanted, scale=1, rtol=1e-12)
-    with refused(r"attention is compared on sequences of one length: .*\(--n-ctx\)"):
+    with refused(r"attention is compared on sequences of one length: .*n_ctx=12.*\(--n-ctx\)"):
         tnsim.similarity(*pair)
     x = torch.as_tensor(rng.normal(size=(20, 2, 3)))
     inputs = tnsim.Empirical(x)
@@ -327,6 +327,22 @@ def test_only_modules_have_outputs_to_choose_from(tmp_path):
     for read in (tnsim.load, tnsim.from_state_dict):
         with refused("give the module in the place of the dialect", tnsim.CheckpointError):
             read(tmp_path / "own.safetensors", output="logits")
+
+
+def test_the_layers_of_a_network_are_not_networks_to_compare():
+    layers = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    with refused("found one network, Sequential"):
+        tnsim.pairwise(torch.nn.Sequential(*layers))
+    assert tnsim.pairwise(torch.nn.ModuleList(layers)).similarity.shape == (2, 2)
+
+
+def test_a_class_in_the_place_of_a_module_is_asked_for_an_instance(tmp_path):
+    torch.save(torch.nn.Linear(2, 2).state_dict(), tmp_path / "w.pt")
+    for read in (tnsim.load, tnsim.Series):
+        with refused(
+            r"the class Linear: give an instance, Linear\(\.\.\.\)", tnsim.CheckpointError
+        ):
+            read(tmp_path / "w.pt", torch.nn.Linear)
 
 
 def test_an_output_of_a_module_that_reads_tokens(nets):

@@ -341,6 +341,22 @@ def test_what_cannot_be_drawn_with(run, drawing, message):
         run.tnsim.plot(**drawing)
 
 
+@pytest.mark.parametrize("is_run", [True, False])
+def test_only_the_models_of_a_run_are_joined(run, is_run):
+    labels = run.a.values if is_run else [f"seed {n}" for n in range(run.sizes["a"])]
+    plane = run.assign_coords(a=labels, b=labels).tnsim.plot("mds").axes[0]
+    assert len(plane.lines) == is_run
+
+
+def test_layers_below_the_first_part_are_not_drawn(run):
+    numbers = {"kind": ["qk", "qk", "direct"], "layer": [1, 2, -1], "head": [0, 0, -1]}
+    parts = run.similarity.expand_dims(part=["one", "two", "direct"]).to_dataset()
+    parts = parts.assign_coords({name: ("part", x) for name, x in numbers.items()})
+    qk, direct = parts.tnsim.plot("parts").axes[:2]
+    assert [label.get_text() for label in qk.get_yticklabels()] == ["1", "2"]
+    assert [axes.images[0].get_array().shape for axes in (qk, direct)] == [(2, 1), (1, 1)]
+
+
 def test_axes_and_panels_are_as_many(run):
     _, grid = figures.new_figure(ncols=2)
     with refused(r"this picture has 1 panel, found 2 axes: give 1", tnsim.errors.ResultError):

@@ -196,6 +196,15 @@ def test_every_term_explains_itself(show):
     assert window.run("byId('note')") is None
 
 
+@pytest.mark.parametrize("exact, kind", [(1, "on these inputs"), (0, "estimates")])
+def test_the_heading_says_how_sure_sampled_numbers_are(show, exact, kind):
+    run = run_of([2, 2])
+    run["standard_error"] = 0.02 * (run.similarity < 1)
+    window = show(run.assign_attrs(exact=exact))
+    assert f" · {kind}, with standard errors up to 0.02 · " in window.text("#subtitle")
+    assert window.run(f"TERMS.has({kind!r})")
+
+
 def test_a_note_stays_while_pairs_are_chosen(show):
     window = show(run_of([3, 3]))
     window.run("document.querySelector('#readout [data-term=sign]').click()")
@@ -397,7 +406,7 @@ def test_choosing_draws_once_a_frame_and_never_the_matrix(show):
 def run_of_parts():
     """A made run over two layers of two heads and the direct path."""
     matrices = [np.abs(run_of([2, 3]).similarity.values) ** (1 / (1 + n)) for n in range(5)]
-    kinds, layers, heads = ["qk"] * 4 + ["direct"], [0, 0, 1, 1, -1], [0, 1, 0, 1, -1]
+    kinds, layers, heads = ["qk"] * 4 + ["direct"], [1, 1, 2, 2, -1], [0, 1, 0, 1, -1]
     names = [f"layer {i} head {h} qk" for i, h in zip(layers[:4], heads[:4], strict=True)]
     coordinates = {"part": [*names, "direct"], "a": range(5), "b": range(5)}
     of_part = {
@@ -416,13 +425,13 @@ def test_parts_layer_by_head_open_their_matrices(show):
     tables = window.run("""[...document.querySelectorAll("table.parts")].map((table) =>
         [...table.rows].map((row) => [...row.cells].map((cell) => cell.textContent)))""")
     values = [shown(value, 2) for value in run.similarity.values[:, -1, 0]]
-    assert tables[0] == [["1", values[2], values[3]], ["0", values[0], values[1]]]
+    assert tables[0] == [["2", values[2], values[3]], ["1", values[0], values[1]]]  # and no 0
     assert tables[1] == [[values[4]]]
-    window.run("document.querySelector(\"[aria-label='layer 1 head 0 qk']\").click()")
-    assert window.text("#heading") == "layer 1 head 0 qk"
-    assert readout(window)["layer 1 head 0 qk"] == [shown(run.similarity.values[2, -1, 0])]
+    window.run("document.querySelector(\"[aria-label='layer 2 head 0 qk']\").click()")
+    assert window.text("#heading") == "layer 2 head 0 qk"
+    assert readout(window)["layer 2 head 0 qk"] == [shown(run.similarity.values[2, -1, 0])]
     pressed = "[...document.querySelectorAll('.part[aria-pressed=true]')].map((cell) => cell.title)"
-    assert window.run(pressed) == ["layer 1 head 0 qk"]
+    assert window.run(pressed) == ["layer 2 head 0 qk"]
     assert window.run("byId('segments').hidden && byId('embedding').hidden")
 
 

@@ -52,6 +52,17 @@ def test_small_changes_are_told_by_their_difference_from_one():
     assert findings(run_of(np.ones((3, 2))))[1] == "The function did not change."
 
 
+def test_steps_beside_the_largest_are_told_by_the_largest_of_them():
+    said = findings(run_of(on_a_circle(np.cumsum([0.0, 1.2, 0.5, 0.1, 0.1]))))
+    assert "(similarity 0.362; the other steps 0.878 or more, their median 1 - 0.005)" in said[1]
+
+
+def test_models_under_names_have_no_order_to_change_in():
+    names = ["base", "pruned", "int8", "seed_1", "seed_2", "tuned"]
+    (said,) = findings(run_of(on_a_circle(np.arange(6.0)), names))
+    assert said.startswith("6 models, base to tuned: similarity from")
+
+
 def test_copies_of_steps_are_left_out_of_words_and_curves():
     angles = np.array([0.0, 0.1, 1.5, 1.6, 0.1])
     digests = ("a", ["p", "q", "r", "s", "q"])

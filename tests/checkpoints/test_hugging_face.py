@@ -99,7 +99,7 @@ def test_commands_run_folders_on_inputs(folders, tmp_path, capfd):
     assert_close(np.array(found["share"]), shares, rtol=1e-12)
     found = json.loads(command("change", tmp_path / "run", *by_block).stdout)
     assert_close(np.array(list(found["shares"]["100"].values())), shares, rtol=1e-12)
-    assert "of no known layout" in command("similarity", *folders, check=False).stderr
+    assert "--parts qk,ov,mlp" in command("similarity", *folders, check=False).stderr
     several = command("similarity", tmp_path / "run", folders[0], *asked, check=False)
     assert "run holds 2 checkpoints" in several.stderr
     assert "Loading" not in capfd.readouterr().err
@@ -188,6 +188,28 @@ def test_folders_of_pickles_are_those_of_safetensors(folders, tmp_path, capfd):
     with refused("checkpoint-1: not plain weights", tnsim.CheckpointError):
         tnsim.similarity(*steps, data)
     assert "run" not in capfd.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")  # between libraries
+def test_adapters_of_networks_whose_files_have_other_names(tmp_path):
+    """The library renames the readout of GPT-NeoX as it reads and writes."""
+    skip_without("peft")
+    import peft
+    import transformers
+
+    sizes = {"vocab_size": 11, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.GPTNeoXConfig(**sizes, intermediate_size=8, max_position_embeddings=8)
+    torch.manual_seed(0)
+    net = transformers.GPTNeoXForCausalLM(config)
+    net.save_pretrained(tmp_path / "base")
+    net = transformers.GPTNeoXForCausalLM.from_pretrained(tmp_path / "base")
+    settings = peft.LoraConfig(r=2, init_lora_weights=False, target_modules=["query_key_value"])
+    tuned = peft.get_peft_model(net, settings)
+    tuned.save_pretrained(tmp_path / "adapter")
+    data = tnsim.Empirical(np.random.default_rng(0).integers(0, 11, size=(20, 6)))
+    found = tnsim.similarity(tmp_path / "adapter", tuned.eval(), data)
+    assert_close(found, 1.0, rtol=1e-6, limited_by="float32")
+    assert tnsim.similarity(tmp_path / "adapter", tmp_path / "base", data) < 1 - 1e-6
 
 
 def test_files_beside_a_configuration_are_not_its_network(folders, tmp_path):

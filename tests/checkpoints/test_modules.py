@@ -368,6 +368,10 @@ def test_files_of_a_run_that_diverged_name_the_tensors(tmp_path):
     torch.save(module.state_dict() | {"2.bias": torch.full((2,), torch.nan)}, tmp_path / "a.pt")
     with refused(r"a\.pt: '2\.bias' has numbers that are NaN"):
         tnsim.load(tmp_path / "a.pt", module)
+    with torch.no_grad():
+        module[0].weight[1, 2] = torch.inf
+    with refused(r"^'0\.weight' has numbers that are NaN or infinite: the run diverged there$"):
+        tnsim.similarity(module, nn.Linear(3, 2))
 
 
 def test_what_is_compiled_inside_of_a_module_is_looked_through(tmp_path):
@@ -472,6 +476,10 @@ REFUSED = {
     ),
     "convolution": (lambda: nn.Sequential(nn.Conv1d(3, 4, 1)), "0: Conv1d, of which .* give inputs="),
     "hook": (hooked, "0: a forward hook, which may change what is computed: remove it"),
+    "pruned": (
+        lambda: nn.utils.prune.l1_unstructured(nn.Linear(3, 2), "weight", 0.5),
+        r"the module: pruned by a forward hook: .*torch\.nn\.utils\.prune\.remove\(module, 'weight'\)",
+    ),
     "function": (lambda: hidden(F.softsign), r"Module\) computes abs, add and div: these .* no activation that is known.*tnsim\.Activation\("),
     "gate": (lambda: gate(F.softsign), "computes abs, add and div: these of a value make no activation"),
     "attention": (

@@ -50,6 +50,11 @@ class Images(nn.Sequential):
         super().__init__(*layers, nn.Flatten(), nn.Linear(8, 3))
 
 
+class Pairs(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Embedding(6, 2), nn.Flatten(), nn.Linear(4, 3))
+
+
 class Needs(nn.Module):
     def __init__(self, width):
         super().__init__()
@@ -88,7 +93,7 @@ def place(tmp_path, monkeypatch):
     (tmp_path / "user_net.py").write_text(CODE)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    for name in ("Net", "Deep", "Images"):
+    for name in ("Net", "Deep", "Images", "Pairs"):
         for n in range(2):
             torch.manual_seed(n)
             torch.save(net(name).state_dict(), tmp_path / f"{name}_{n}.pt")
@@ -189,6 +194,14 @@ def test_a_convolutional_network_with_batch_norms_as_its_class_makes_it(place, r
         "user_net.py:Images",
         said="and has besides down.bias, down.weight",
     )
+
+
+def test_the_inputs_of_a_metric_say_what_a_module_takes(place):
+    np.save(place / "x.npy", np.array([[0, 5], [1, 2], [4, 3]]))
+    run = (*files(place, "Pairs"), "--model", "user_net.py:Pairs")
+    said = told("change", *run, "--metric", "empirical", "--inputs", "x.npy")
+    assert said["components"] == ["0", "2"]
+    refusal("change", *run, said="no inputs were found that the module takes")
 
 
 def test_an_example_says_what_the_module_takes(place):

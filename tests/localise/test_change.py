@@ -292,6 +292,35 @@ def test_ends_stand_on_both_sides_unless_they_are_components(rng):
     assert "Change |b - a|^2" in whole._repr_html_()
 
 
+def test_a_run_says_what_its_ends_did():
+    def model(first, square):
+        layer = tnsim.Residual(tnsim.Bilinear([[1.0]], [[1.0]], [[square]]))
+        return tnsim.Model([tnsim.Linear([[first]]), layer])
+
+    run = {0: model(1.0, 1.0), 1: model(1.0, 2.0), 2: model(9.0, 2.0), 3: model(9.0, 3.0)}
+    steps = tnsim.change({label: run[label] for label in (0, 1)})
+    assert "surroundings" not in str(steps)
+    steps = tnsim.change({0: run[0], 2: run[2], 3: run[3]})
+    alone = run[0] - model(9.0, 1.0)
+    assert_close(steps.surroundings, [tnsim.inner(alone, alone), 0.0], scale=1.0, rtol=1e-9)
+    head = next(line for line in str(steps).splitlines() if line.startswith("checkpoint"))
+    assert head.split() == ["checkpoint", "change", "surroundings", "a"]
+    assert "parts with ends=True" in str(steps) and "surroundings" in steps._repr_html_()
+
+
+def test_a_run_is_as_sure_as_its_least_sure_step():
+    def model(*weights):
+        squares = [tnsim.Bilinear([[1.0]], [[1.0]], [[w]]) for w in weights]
+        return tnsim.Model([tnsim.Residual(square) for square in squares])
+
+    run = {0: model(1.0, 1.0), 1: model(1.0, 1.1), 2: model(4.0, 1.0), 3: model(4.0, 1.01)}
+    sampled = tnsim.Product("uniform", samples=64)
+    for series in (tnsim.change(run, metric=sampled), tnsim.paths(run, metric=sampled)):
+        most = max(found.standard_error.max() for found in series.each)
+        assert series.each[0].standard_error.max() < 0.9 * most
+        assert f"standard errors of shares up to {most:.2g})" in str(series)
+
+
 @pytest.mark.slow
 def test_tiny_changes_keep_their_digits(rng):
     """A change of 1e-7 of the weights: its square is 1e-14 of the norms."""

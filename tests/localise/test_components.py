@@ -128,7 +128,7 @@ def test_changes_and_edges_beside_an_activation_are_refused_with_another_road(ki
     """Outputs are no polynomial in switches, so no number of nodes is exact."""
     make = {"elementwise": mlp, "gated": gated}[kind]
     a, b = make(rng, "gelu"), make(rng, "gelu")
-    message = r"activation gelu, .* tnsim.paths, or .* tnsim.change\(a, b, by='module'\)"
+    message = r"activation gelu, .* tnsim.paths, or .* tnsim.change\(a, b, by='layer'\)"
     for ask in (
         lambda: tnsim.change(a, b, by="unit"),
         lambda: tnsim.change(a, b, tnsim.Empirical(np.ones((3, 2))), by="unit", ends=True),
@@ -137,6 +137,8 @@ def test_changes_and_edges_beside_an_activation_are_refused_with_another_road(ki
     ):
         with refused(message, tnsim.UnsupportedLayer):
             ask()
+    found = tnsim.change(a, b, by="layer")  # the road that is named
+    assert all(name.startswith("layer ") for name in found.components)
 
 
 @pytest.mark.parametrize("kind", ["elementwise", "gated"])

@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.analysis.canvas import Canvas, Colour, Drawing, canvas, colours_of, inches_of
+from tnsim.analysis.matrices import are_steps
 from tnsim.errors import printable
 
 if TYPE_CHECKING:
@@ -236,7 +237,7 @@ def show_points(
     colour: Colour | Sequence[Colour],
     labels: Sequence[Any] | np.ndarray = (),
 ) -> None:
-    """Draw points on a pale grid; those with labels are models, and joined in their order.
+    """Draw points on a pale grid; those with labels are models, of a run joined in their order.
 
     Args:
         axes: Axes to draw on.
@@ -254,7 +255,8 @@ def show_points(
         ['0', '100']
     """
     if len(labels):
-        axes.plot(x, y, "-", color="0.75", lw=1.2, zorder=1)
+        if are_steps(labels):
+            axes.plot(x, y, "-", color="0.75", lw=1.2, zorder=1)
         axes.scatter(x, y, c=colour, s=28, zorder=2)
         label_points(axes, np.stack([x, y], axis=1), labels)
     else:

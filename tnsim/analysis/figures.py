@@ -806,10 +806,10 @@ def pairwise(
         result: A pairwise result.
         kind: `"heatmap"`; `"trajectory"`, the similarity of every model to the last and to the
             previous model; `"slices"`, a heatmap for each output (`variable` is then not read);
-            `"mds"`, the models as points of a plane, joined in order; `"dendrogram"`;
-            `"scatter"`, the first variable against each of the others, a point for every pair of
-            models; or `"parts"`, of a result over parts, layer by head, the first model of the rows
-            against the last model of the columns.
+            `"mds"`, the models as points of a plane, those of a run joined in order;
+            `"dendrogram"`; `"scatter"`, the first variable against each of the others, a point for
+            every pair of models; or `"parts"`, of a result over parts, layer by head, the first
+            model of the rows against the last model of the columns.
         variable: Name of a matrix in the result, or several names.
         change_points: Rows at which phases start, such as
             `reading.segment(result, 3).change_points`, drawn as lines or colours.
@@ -867,10 +867,16 @@ def _part_panels(
             "run, or select other models"
         )
     panels = []
-    for kind, places in part_grids(table).items():
+    grids = part_grids(table)
+    # Below the first layer that has parts, as below attention behind an embedding, is nothing.
+    layered = [places for places in grids.values() if len(places) > 1]
+    first = min((int((places >= 0).any(axis=1).argmax()) for places in layered), default=0)
+    for kind, places in grids.items():
         rows, columns = (range(n) if n > 1 else () for n in places.shape)
         named = ("layer" if rows else "", "head" if columns else "")
         grid = np.where(places >= 0, table.values[places], np.nan)
+        if rows:
+            rows, grid = rows[first:], grid[first:]
         panels.append(Panel(grid, rows, columns, written(kind), named))
     # Cells of few layers are larger, so that the bar holds its numbers and the words beside it.
     most = max(len(panel.values) for panel in panels)

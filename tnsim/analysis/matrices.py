@@ -176,6 +176,21 @@ def numbered(labels: Iterable[Any]) -> list[int | str]:
     return [*texts]
 
 
+def are_steps(labels: Iterable[Any]) -> bool:
+    """Whether models are a run in its order, as their labels say: one of them counts.
+
+    Seeds and edits under their names are in no order.
+
+    Args:
+        labels: Labels of the models.
+
+    Example:
+        >>> are_steps(["0", "100", "final"]), are_steps(["base", "pruned", "seed_1"])
+        (True, False)
+    """
+    return any(str(label).isdecimal() for label in labels)
+
+
 def shown_labels(labels: xr.DataArray) -> list[Any]:
     """Labels of a result as JSON and tables hold them: text where a number would lose digits.
 

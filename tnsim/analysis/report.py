@@ -30,6 +30,7 @@ from tnsim.analysis import reading
 from tnsim.analysis.axes import scale_of
 from tnsim.analysis.canvas import COLOURS
 from tnsim.analysis.matrices import (
+    are_steps,
     check_result,
     is_one_set,
     is_symmetric,
@@ -37,7 +38,7 @@ from tnsim.analysis.matrices import (
     part_grids,
     shown_labels,
 )
-from tnsim.analysis.summary import findings
+from tnsim.analysis.summary import certainty, findings
 from tnsim.errors import ResultError
 from tnsim.files import Kind, replacing
 from tnsim.options import checked
@@ -195,11 +196,12 @@ def _run_contents(result: xr.Dataset) -> dict[str, Any]:
     }
 
 
-def _guarantee(result: xr.Dataset) -> str | None:
-    """The word for the guarantee of a result; None for a result that has none."""
+def _guarantee(result: xr.Dataset) -> list[str] | None:
+    """The term for the guarantee of a result, and its words; None for a result that has none."""
     if "exact" not in result.attrs:
         return None
-    return "exact" if result.attrs["exact"] else "approximate"
+    kind, rest = certainty(result)
+    return [kind, kind + rest]
 
 
 def _matrices(result: xr.Dataset) -> dict[str, xr.DataArray]:
@@ -335,6 +337,7 @@ def _embedding(similarity: xr.DataArray) -> dict[str, Any]:
     embedding = reading.mds(similarity)
     return {
         "points": embedding.points.values.round(DECIMALS).tolist(),
+        "joined": are_steps(similarity["a"].values),
         "share": embedding.share.round(DECIMALS).tolist(),
         "negative": round(embedding.negative, DECIMALS),
     }

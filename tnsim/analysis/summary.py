@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tnsim.analysis.matrices import is_one_set, matrix, place_of, square
+from tnsim.analysis.matrices import are_steps, is_one_set, matrix, place_of, square
 from tnsim.analysis.phases import segmentations
 from tnsim.errors import ResultError
 
@@ -134,8 +134,8 @@ def findings(result: xr.Dataset) -> list[str]:
         result: Result of a run, over parts as well.
 
     Returns:
-        Sentences: the models and the range of similarity; when the function changed, and its
-        phases; of parts those that moved furthest.
+        Sentences: the models and the range of similarity; where labels are steps, when the function
+        changed, and its phases; of parts those that moved furthest.
 
     Raises:
         ResultError: A similarity is not finite, or there is no matrix over (a, b).
@@ -164,7 +164,7 @@ def findings(result: xr.Dataset) -> list[str]:
         labels = result["a"].values
         pairs = [f"{labels[row]} = {labels[first]}" for row, first in repeated.items()]
         said.append(f"Copies are left out: {', '.join(pairs)}.")
-    if one_set and kept.sizes["a"] > 2:
+    if one_set and kept.sizes["a"] > 2 and are_steps(kept["a"].values):
         said += _changes(kept["similarity"])
     return said
 
@@ -232,17 +232,22 @@ def _changes(similarity: xr.DataArray) -> list[str]:
     table = square(similarity)
     labels, along = table["a"].values.tolist(), np.diagonal(table.values, 1)
     steps = np.sqrt(np.maximum(2 - 2 * along, 0.0))  # chords
-    largest, usual = int(steps.argmax()), float(np.median(np.delete(steps, steps.argmax())))
+    largest = int(steps.argmax())
+    others = np.delete(steps, largest)
+    usual = float(np.median(others))
+    # A median alone hides that the steps beside the largest may be nearly as large.
+    least, rest = (_shown(1 - size**2 / 2) for size in (float(others.max()), usual))
+    if least != rest:
+        rest = f"{least} or more, their median {rest}"
     place = f"from {labels[largest]} to {labels[largest + 1]}"
     if steps[largest] < _ROUNDING:
         return ["The function did not change."]
     if steps[largest] < _SHARP * usual:
         said = [
             f"It changed evenly: most {place} (similarity {_shown(along[largest])}), less than "
-            f"twice as far as in the other steps ({_shown(1 - usual**2 / 2)})."
+            f"twice as far as in the other steps ({rest})."
         ]
     else:
-        rest = _shown(1 - usual**2 / 2)
         said = [
             f"Changed here: {place} (similarity {_shown(along[largest])}; the other steps {rest})."
         ]

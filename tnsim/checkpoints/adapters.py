@@ -157,12 +157,14 @@ def _no_adapter(file: Path) -> Path:
     return file
 
 
-def adapted(adapter: Path, file: Path) -> Contents:
+def adapted(adapter: Path, file: Path, base: Contents | None = None) -> Contents:
     """The inventory of a base with an adapter applied.
 
     Args:
         adapter: File of the adapter, its configuration beside it.
         file: File of the base.
+        base: Tensors of the base where they have other names than in its file; None for those of
+            the file.
 
     Returns:
         Tensors by the names of the base; numbers are read and computed when asked for.
@@ -174,7 +176,7 @@ def adapted(adapter: Path, file: Path) -> Contents:
     settings = _settings(adapter)
     _check_settings(settings)
     with naming(file):
-        base = contents(file)
+        base = contents(file) if base is None else base
         if not all(isinstance(tensor, Stored) for tensor in base.state.values()):
             raise CheckpointError("the base of an adapter is a file of named tensors alone")
         config = configuration(file) or {}

@@ -125,6 +125,12 @@ def given_models(
     from tnsim.checkpoints.load import Series, modules_of
 
     whole = (str, os.PathLike, Mapping, Series, AnyModel)
+    # Its layers are no networks to compare, as those in a ModuleList may be.
+    if is_module(models) and "Sequential" in (kind.__name__ for kind in type(models).__mro__):
+        raise ModelError(
+            "many models are compared: give a sequence or a mapping of them, found one network, "
+            f"{type(models).__name__}"
+        )
     # A generator would be used up by the first look at it.
     if is_list(models) and not isinstance(models, whole):
         models = list(models)
@@ -287,12 +293,14 @@ def _check_can_run(
         shape_of_inputs(module, n_ctx, width)
     except ModelError as unknown:
         said = str(unknown)
-        if AN_EXAMPLE in str(refusal):  # the same advice
-            for join in ("; ", ", or "):
-                said = said.replace(f"{join}give inputs=, {AN_EXAMPLE}", "")
+        for join in ("; ", ", or "):  # an example makes no layers, or the refusal asks for it
+            said = said.replace(f"{join}give inputs=, {AN_EXAMPLE}", "")
+        advice = "metric tnsim.Empirical(inputs), --metric empirical --inputs x.npy"
+        runs = f". On inputs of yours it runs as it is: {advice}"
+        if "--inputs x.npy" in str(refusal):  # the same advice
+            runs = ""
         raise type(refusal)(
-            f"{refusal}. It is not run on normal inputs either: {said}. On inputs of yours it runs "
-            "as it is: metric tnsim.Empirical(inputs), --metric empirical --inputs x.npy"
+            f"{refusal}. It is not run on normal inputs either: {said}{runs}"
         ) from None
     log.info("%s is compared by its outputs, since %s", type(module).__name__, refusal)
 

@@ -15,7 +15,7 @@ from typing import Any
 from tnsim.checkpoints.adapters import adapted, base_of
 from tnsim.checkpoints.configurations import configuration, is_adapter
 from tnsim.checkpoints.folders import OLD, model_file
-from tnsim.checkpoints.formats import contents
+from tnsim.checkpoints.formats import Contents, Stored, contents
 from tnsim.checkpoints.guard import naming, refusing
 from tnsim.errors import CheckpointError, require
 
@@ -69,6 +69,21 @@ def _adapter_in(path: str | os.PathLike[str]) -> Path | None:
     return found if found is not None and is_adapter(found) else None
 
 
+def _tensors_of(net: Any) -> Contents:
+    """The tensors of a network by the names of its library, which may rename those of its files.
+
+    Tied tensors have the first of their names, as in files.
+    """
+    own = {name for name, _ in (*net.named_parameters(), *net.named_buffers())}
+    return Contents.flat(
+        [
+            Stored(name, str(tensor.dtype).removeprefix("torch."), tensor.nbytes, tensor.detach)
+            for name, tensor in net.state_dict().items()
+            if name in own
+        ]
+    )
+
+
 def module_in(path: str | os.PathLike[str]) -> Any:
     """The network of a folder, in evaluation mode, as a module of PyTorch.
 
@@ -85,7 +100,8 @@ def module_in(path: str | os.PathLike[str]) -> Any:
 
         with naming(path):
             base = base_of(adapter)
-            return StatesOf(module_in(base.parent)).loaded(adapted(adapter, base).state)
+            net = module_in(base.parent)
+            return StatesOf(net).loaded(adapted(adapter, base, _tensors_of(net)).state)
     name = architecture_of(path)
     require("transformers", None, f"running {os.fspath(path)} on inputs")
     import transformers

@@ -217,6 +217,11 @@ def find_dialect(
     if isinstance(dialect, Dialect):
         return dialect
     if hasattr(dialect, "named_parameters"):
+        if isinstance(dialect, type):
+            raise CheckpointError(
+                f"files are read by a module, found the class {dialect.__name__}: give an "
+                f"instance, {dialect.__name__}(...)"
+            )
         from tnsim.checkpoints.modules import StatesOf  # PyTorch's reader, where a module comes
 
         return StatesOf(merged_module(dialect), inputs, output)

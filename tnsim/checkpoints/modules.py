@@ -198,12 +198,7 @@ class StatesOf:
             UnsupportedLayer, ModelError: Raised as by `from_module`.
         """
         module, left_out = self._loaded(state, leave_out, advise=True)
-        try:
-            reading = recognised(module, None, n_ctx, self.inputs, self.output, self.module)
-        except ModelError:
-            if said := diverged(module):
-                raise ModelError(said) from None
-            raise
+        reading = recognised(module, None, n_ctx, self.inputs, self.output, self.module)
         caveats = (f"left out: {', '.join(left_out)}",) if left_out else ()
         return reading.model(norm_inputs, n_ctx, caveats)
 
@@ -395,7 +390,12 @@ def recognised(
                 _check_describable(module, tuple(declared), False)  # which says more
             raise
         asked = _Asked(module, double, declared, inputs, n_ctx, first or module)
-        reading = _first_reading(asked, example)
+        try:
+            reading = _first_reading(asked, example)
+        except ModelError:
+            if said := diverged(module):  # which says more
+                raise ModelError(said) from None
+            raise
     log.info("%s: relative error of the forward pass %.2g", type(module).__name__, reading.error)
     return reading
 
@@ -820,7 +820,13 @@ def _check_repeatable(module: Any) -> None:
         name = path or "the module"
         _check_unquantised(name, child)
         # A hook may change outputs, and copies would lose it or run it twice.
-        if child._forward_hooks or child._forward_pre_hooks:
+        hooks = (*child._forward_hooks.values(), *child._forward_pre_hooks.values())
+        for hook in hooks:
+            if isinstance(hook, torch.nn.utils.prune.BasePruningMethod):
+                raise UnsupportedLayer(
+                    f"{name}: pruned by a forward hook: make the zeros permanent, "
+                    f"torch.nn.utils.prune.remove(module, {hook._tensor_name!r})"
+                )
             raise UnsupportedLayer(
                 f"{name}: a forward hook, which may change what is computed: remove it"
             )

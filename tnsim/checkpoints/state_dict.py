@@ -591,17 +591,18 @@ def _unknown(state: Mapping[str, Any]) -> TnsimError:
         # Names of Hugging Face's layouts, of which parts are known.
         layouts = ("c_attn", "q_proj", "query_key_value")
         known = any(each in str(name) for name in state for each in layouts)
-        parts = f"{BY_PARTS}, or tnsim.parts(path). " if known else ""
+        parts = f"{BY_PARTS}, or tnsim.parts(path), --parts qk,ov,mlp. " if known else ""
         return UnsupportedLayer(
-            f"{attention} belongs to an attention layer of no known layout; "
-            "bilinear attention is read with a dialect of its own, "
-            f"softmax attention is no polynomial. {parts}{OF_A_FILE} {ON_INPUTS}"
+            f"{attention} belongs to an attention layer, which no dialect describes unless it is "
+            "named: bilinear attention is read with a dialect of its own, softmax attention is no "
+            f"polynomial. {parts}{OF_A_FILE} {ON_INPUTS}"
         )
     return CheckpointError(
         f"no dialect is known for these keys{listing(state)}. With the nn.Module at hand, give it: "
         "tnsim.load(path, net), tnsim.pairwise(paths, dialect=net); on the command line "
-        "--model FILE.py:NAME, of the code that makes it. Else write down in a dialect what the "
-        f"keys mean, or name a preset: {', '.join(PRESETS)}"
+        "--model FILE.py:NAME, of the code that makes it. Weights of a function of JAX go with it "
+        "to tnsim.from_function(f, params, x). Else write down in a dialect what the keys mean, or "
+        f"name a preset: {', '.join(PRESETS)}"
     )
 
 

@@ -142,9 +142,13 @@ def _edges_data(run: EdgeSeries) -> dict[str, Any]:
 
 def _changes_data(run: ChangeSeries) -> dict[str, Any]:
     each = [found for found in run.each if found is not None]
-    totals = dict(zip(map(str, run.labels), run.total.tolist(), strict=True))
-    shares = _by_label(run.labels, run.components, run.share)
-    return {**_about(each), "of": each[0].of, "totals": totals, "shares": shares}
+    labels = list(map(str, run.labels))
+    steps = {
+        "totals": dict(zip(labels, run.total.tolist(), strict=True)),
+        "surroundings": dict(zip(labels, run.surroundings.tolist(), strict=True)),
+        "shares": _by_label(run.labels, run.components, run.share),
+    }
+    return {**_about(each), "of": each[0].of, **steps}
 
 
 def _by_label(labels: Sequence[Any], names: Sequence[str], table: Any) -> dict[str, Any]:

@@ -312,7 +312,7 @@ def networks_of(
 
         try:
             as_it_is = is_module(given_model(module, runs=True))
-        except UnsupportedLayer:
+        except (UnsupportedLayer, ModelError):  # no layers, or none that say what they read
             if not on_inputs:
                 raise
             as_it_is = True

@@ -364,6 +364,6 @@ def check_comparison(a: Any, b: Any, metric: Any) -> None:
     answers([part for model in (a, b) for _, part in terms(model)], metric)
     if one.n_ctx is None and (one.attends or two.attends):
         raise ModelError(
-            "attention is compared on sequences of one length: "
-            "give tnsim.Model(layers, n_ctx=...) or tnsim.load(..., n_ctx=...) (--n-ctx)"
+            "attention is compared on sequences of one length: give n_ctx=, as in "
+            "tnsim.similarity(a, b, n_ctx=12), or tnsim.load(..., n_ctx=12) (--n-ctx)"
         )

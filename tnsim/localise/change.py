@@ -37,7 +37,7 @@ from tnsim.localise.change_of_weights import WeightsExchanged, exchange_weights,
 from tnsim.localise.differences import by_input, directions
 from tnsim.localise.exchanges import TOTALS, Unchanged
 from tnsim.localise.grams import Setting
-from tnsim.localise.runs import Run, checkpoints_of, largest, table_of_run, text_of_run
+from tnsim.localise.runs import Run, checkpoints_of, largest, least_sure, table_of_run, text_of_run
 from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.metric import Gaussian, as_metric
 from tnsim.metrics.protocol import Metric
@@ -182,10 +182,14 @@ class Change:
 
     def _repr_html_(self) -> str:
         what = TOTALS.get(self.of, self.of)
-        title = f"Change {what} = {self.total:.4g}, {self.metric} ({self._guarantee})"
+        beside = f"surroundings {self.surroundings:.4g}, " if self.surroundings else ""
+        title = f"Change {what} = {self.total:.4g}, {beside}{self.metric} ({self._guarantee})"
         order = largest(self.share, len(self.share))
         rows = [(self.components[n], f"{self.share[n]:.4g}") for n in order]
         return html_table(title, rows, ("component", "share"))
+
+
+_LINEAR = "linear layers, those of B on both sides of the change; parts with ends=True, --ends"
 
 
 def text_of_change(change: Change, beside: Mapping[str, np.ndarray] = MappingProxyType({})) -> str:
@@ -197,8 +201,7 @@ def text_of_change(change: Change, beside: Mapping[str, np.ndarray] = MappingPro
     """
     lines = [f"{TOTALS.get(change.of, change.of):<15} {change.total:.6g}"]
     if change.surroundings:
-        linear = "(linear layers, of B on both sides)"
-        lines.append(f"{'surroundings':<15} {change.surroundings:.6g} {linear}")
+        lines.append(f"{'surroundings':<15} {change.surroundings:.6g} ({_LINEAR})")
     lines.append(f"{'metric':<15} {change.metric} ({change._guarantee})")
     heads = "".join(f"{name:>11}" for name in beside)
     lines.append(f"{'share':>10}{heads}   component")
@@ -244,28 +247,45 @@ class ChangeSeries:
         """The measure of every step; 0 where nothing changed."""
         return np.array([0.0 if found is None else found.total for found in self.each])
 
+    @property
+    def surroundings(self) -> Float[np.ndarray, " steps"]:
+        """The measure of linear layers alone, see `Change.surroundings`."""
+        return np.array([0.0 if found is None else found.surroundings for found in self.each])
+
     def _table(self, row: Callable[[Change], np.ndarray]) -> np.ndarray:
         nothing = np.zeros(len(self.components))
         return np.array([nothing if found is None else row(found) for found in self.each])
 
     def __str__(self) -> str:
         each = [found for found in self.each if found is not None]
-        told = next((found for found in each if not found.exact), each[0])
+        told = least_sure(each)
         most = int(self.total.argmax())
         what = f"{TOTALS.get(told.of, told.of)} {self.total[most]:.6g}, up to {self.labels[most]}"
-        totals = (f"{'change':>11}", [f"{total:>11.4g}" for total in self.total])
-        table = text_of_run(self.labels, self.components, self.share, totals)
-        return f"metric      {told.metric} ({told._guarantee})\nmost        {what}\n{table}"
+        columns = self._beside()
+        head = "".join(f"{name:>14}" for name, _ in columns)
+        rows = zip(*(column for _, column in columns), strict=True)
+        texts = ["".join(f"{text:>14}" for text in row) for row in rows]
+        table = text_of_run(self.labels, self.components, self.share, (head, texts))
+        lines = [f"metric      {told.metric} ({told._guarantee})", f"most        {what}"]
+        if len(columns) > 1:
+            lines.append(f"{'':<12}surroundings: {_LINEAR}")
+        return "\n".join([*lines, table])
+
+    def _beside(self) -> list[tuple[str, list[str]]]:
+        """Names and texts of the columns beside the shares."""
+        columns = [("change", self.total)]
+        if self.surroundings.any():
+            columns.append(("surroundings", self.surroundings))
+        return [(name, [f"{number:.4g}" for number in column]) for name, column in columns]
 
     def _repr_html_(self) -> str:
-        totals = [f"{total:.4g}" for total in self.total]
         return table_of_run(
             "Shares of every change",
             self.labels,
             self.components,
             self.share,
             _SHOWN,
-            [("change", totals)],
+            self._beside(),
         )
 
 

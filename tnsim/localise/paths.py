@@ -45,6 +45,7 @@ from tnsim.localise.runs import (
     Run,
     checkpoints_of,
     largest,
+    least_sure,
     table_of_run,
     text_of_run,
     text_of_shares,
@@ -163,7 +164,7 @@ class PathSeries:
         return self.share[:, _through(self.paths, names)].sum(axis=1)
 
     def __str__(self) -> str:
-        told = next((paths for paths in self.each if not paths.exact), self.each[0])
+        told = least_sure(self.each)
         said = guarantee(told.exact, told.standard_error)
         table = text_of_run(self.labels, self.paths, self.share)
         return f"metric      {told.metric} ({said})\n{table}"

@@ -34,6 +34,27 @@ def checkpoints_of(run: Run) -> tuple[tuple[Any, ...], Iterable[Any]]:
     return tuple(map(str, range(len(run)))), run
 
 
+def least_sure(each: Sequence[Any]) -> Any:
+    """The result of a run whose guarantee is that of the run: the largest standard error.
+
+    Args:
+        each: Results of the checkpoints, with `exact` and `standard_error`.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> sure = SimpleNamespace(exact=True, standard_error=None)
+        >>> sampled = [SimpleNamespace(exact=False, standard_error=[e]) for e in (0.1, 0.2)]
+        >>> least_sure([sure, *sampled]) is sampled[1]
+        True
+    """
+
+    def doubt(found: Any) -> tuple[bool, float]:
+        errors = found.standard_error
+        return not found.exact, 0.0 if errors is None else float(np.max(errors))
+
+    return max(each, key=doubt)
+
+
 def largest(values: Float[np.ndarray, "... columns"], shown: int = SHOWN) -> list[int]:
     """Numbers of the columns that are largest in any row, the largest first.
 

@@ -325,7 +325,8 @@ def layer_by_layer(
             f"{type(metric).__name__} joins the legs of whole models, here polynomials of degree "
             f"{degrees[0]} and {degrees[1]} in sequences; beyond one nonlinear layer that is for "
             "small models, of up to 20 legs together. "
-            "Use GaussianClosure(), an approximation, or TreeSymmetric()"
+            "Use GaussianClosure(), an approximation, TreeSymmetric(), or forward passes, "
+            "Empirical(inputs)"
         )
     if isinstance(metric, Symmetric):
         return TreeSymmetric()

@@ -198,7 +198,7 @@ def check_polynomial(*models: Model) -> None:
                 raise UnsupportedLayer(
                     f"layer {n} has the activation {function.name}, behind which outputs are no "
                     "polynomial in switches: split each model by tnsim.paths, or a change by the "
-                    "weights that made it, tnsim.change(a, b, by='module')"
+                    "weights that made it, tnsim.change(a, b, by='layer')"
                 )
 
 

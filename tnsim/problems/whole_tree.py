@@ -534,7 +534,8 @@ def check_size(models: Mapping[Side, Kinds], cross_only: bool) -> None:
         raise TooLarge(
             f"the exact metric joins {legs} legs in more than 10^{legs // 2 - 2} ways; "
             f"up to {MAX_LEGS} legs are planned (three bilinear layers a side have 16). "
-            "Use GaussianClosure(), an approximation, or TreeSymmetric()"
+            "Use GaussianClosure(), an approximation, TreeSymmetric(), or forward passes, "
+            "Empirical(inputs)"
         )
 
 

@@ -142,7 +142,7 @@ function drawPlane({ row, column, pinned }, phaseOf, W) {
   const chosen = new Set([row, column]);
   const held = new Set(pinned === null ? [] : [pinned.row, pinned.column]);
   const joined = { d: path(placed), fill: "none", stroke: "var(--line)", "stroke-width": 1.5 };
-  const drawn = [element("path", null, joined)];
+  const drawn = run.embedding.joined ? [element("path", null, joined)] : [];
   const radius = (n) => (chosen.has(n) || held.has(n) ? 7 : 4);
   placed.forEach(([cx, cy], n) => {
     const r = radius(n);

@@ -207,7 +207,7 @@ function fillSubtitle() {
   const about = new Map(run.provenance);
   const said = [document.createTextNode(`${rows} × ${columns} checkpoints`)];
   if (about.has("metric")) said.push(term("metric", about.get("metric")));
-  if (run.guarantee !== null) said.push(term(run.guarantee, run.guarantee));
+  if (run.guarantee !== null) said.push(term(...run.guarantee));
   if (about.has("dtype")) said.push(term("dtype", about.get("dtype")));
   byId("subtitle").append(...said.flatMap((part) => [" · ", part]).slice(1));
 }

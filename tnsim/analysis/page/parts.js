@@ -18,12 +18,16 @@ function makePart(matrix, choose) {
 // A table for each kind: a line for each layer, a column for each head.
 function buildParts(choose) {
   partCells = [];
+  // Below the first layer that has parts, as below attention behind an embedding, is nothing.
+  const filled = (line) => line.some((matrix) => matrix !== null);
+  const layered = run.parts.filter(({ grid }) => grid.length > 1);
+  const first = Math.min(...layered.map(({ grid }) => grid.findIndex(filled)));
   const tables = run.parts.map(({ kind, grid }) => {
     const table = element("table", null, { class: "parts" });
     table.append(element("caption", kind));
-    const lines = grid.map((line, layer) => {
+    const lines = grid.slice(grid.length > 1 ? first : 0).map((line, layer) => {
       const made = element("tr");
-      if (grid.length > 1) made.append(element("th", String(layer)));
+      if (grid.length > 1) made.append(element("th", String(first + layer)));
       made.append(...line.map((matrix) => makePart(matrix, choose)));
       return made;
     });

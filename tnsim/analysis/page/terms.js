@@ -28,7 +28,13 @@ const TERMS = new Map(Object.entries({
   exact:
     "The numbers meet the definition of the metric up to rounding. A metric of given inputs, as " +
     "empirical, is exact for these.",
-  approximate:
+  "on these inputs":
+    "The numbers are exact for the inputs that were given. Standard errors say how much they " +
+    "would change for others of the kind.",
+  estimates:
+    "The numbers are means over inputs that were drawn. Standard errors say how far they are " +
+    "from the definition of the metric.",
+  "an approximation":
     "The numbers approximate the definition of the metric, as the Gaussian closure does beyond " +
     "one nonlinear layer.",
   dtype: "The floating-point numbers of the computation; float64 holds about 16 digits.",
@@ -41,7 +47,7 @@ const TERMS = new Map(Object.entries({
   embedding:
     "Checkpoints as points of a plane, placed so that distances are as near as possible to the " +
     "chords √(2 − 2 cos) of their similarities (classical multidimensional scaling). The line " +
-    "joins them in order.",
+    "joins those of a run in order.",
   chords:
     "The distance of two models as unit vectors, √(2 − 2 cos): 0 for equal functions, √2 for " +
     "unrelated ones, 2 for opposite ones.",
