@@ -14,7 +14,7 @@ nothing. The means `r` of what is left are 0, but their derivatives are not: wit
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -61,7 +61,7 @@ from tnsim.problems.at_points import (
 )
 from tnsim.problems.batches import batch_size
 from tnsim.scaled import ScaledSum, taken
-from tnsim.torch.autograd import check_first_derivative, no_forward_mode, of_jax, to_jax
+from tnsim.torch.autograd import WithPullback, of_jax, to_jax
 
 
 class Rows(NamedTuple):
@@ -293,41 +293,18 @@ def _of_model(model: Any, dtype: str) -> Run:
             own = [jnp.asarray(x, dtype) if hasattr(x, "dtype") else x for x in own]
             return traced_vector(parts(jax.tree.unflatten(form, own)), batch, exponent, dtype)
 
-        numbers = np.array(values, np.float64)
-        tensor: Any = _Outputs.apply(numbers, traced, tuple(moving), *moving.values())
+        def pullback(
+            tensors: Sequence[torch.Tensor], outer: torch.Tensor
+        ) -> Iterator[torch.Tensor]:
+            # The model runs once more, in JAX.
+            own = dict(zip(moving, map(to_jax, tensors), strict=True))
+            made, pulled = jax.vjp(traced, own)
+            (slopes,) = pulled(jnp.asarray(outer.cpu().numpy(), made.dtype))
+            for place, tensor in zip(moving, tensors, strict=True):
+                yield of_jax(slopes[place], tensor)
+
+        numbers = torch.from_numpy(np.array(values, np.float64))
+        tensor: Any = WithPullback.apply(numbers, pullback, *moving.values())
         return tensor, float(exponent[0]), cancelled
 
     return at
-
-
-class _Outputs(torch.autograd.Function):
-    """The outputs of a model in autograd, which runs once more in JAX for its pullback."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        values: np.ndarray,
-        traced: Callable[[dict[int, jax.Array]], jax.Array],
-        places: tuple[int, ...],
-        *tensors: torch.Tensor,
-    ) -> torch.Tensor:
-        ctx.save_for_backward(*tensors)
-        ctx.traced, ctx.places = traced, places
-        return torch.from_numpy(values)
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        raise no_forward_mode()
-
-    @staticmethod
-    def backward(ctx: Any, *outer: torch.Tensor) -> Any:
-        check_first_derivative()
-        tensors = ctx.saved_tensors
-        with execution.precision():
-            moving = dict(zip(ctx.places, map(to_jax, tensors), strict=True))
-            made, pullback = jax.vjp(ctx.traced, moving)
-            (slopes,) = pullback(jnp.asarray(outer[0].cpu().numpy(), made.dtype))
-        gradients = [
-            of_jax(slopes[place], tensor) for place, tensor in zip(ctx.places, tensors, strict=True)
-        ]
-        return None, None, None, *gradients
