@@ -41,11 +41,10 @@ from tnsim.models.layers import (
     Residual,
     activation_of,
     affine_maps,
-    bias_name,
     innermost,
     residual_rule,
 )
-from tnsim.models.matrices import affine, written_out
+from tnsim.models.matrices import affine, bias_name, written_out
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
 from tnsim.models.scaling import replaced

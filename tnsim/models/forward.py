@@ -43,16 +43,8 @@ from jaxtyping import Float, Int
 from tnsim.errors import ModelError
 from tnsim.models.arrays import Array, add, not_differentiated
 from tnsim.models.attention import Attention, rotated
-from tnsim.models.layers import (
-    Linear,
-    Residual,
-    activation_of,
-    affine_maps,
-    bias_name,
-    innermost,
-    map_names,
-)
-from tnsim.models.matrices import affine, is_sparse
+from tnsim.models.layers import Linear, Residual, activation_of, affine_maps, innermost, map_names
+from tnsim.models.matrices import affine, bias_name, is_sparse
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
 from tnsim.models.scaling import Unit, replaced, scaled
@@ -488,8 +480,6 @@ def hidden_values(core: Any, state: Any, counts: tuple[int, ...] | None) -> Any:
         >>> hidden_values(Linear([[2.0]]), np.ones((3, 1)), None).ravel().tolist()
         [1.0, 1.0, 1.0]
     """
-    if isinstance(core, Linear):
-        return state
     if isinstance(core, Attention) and counts is not None:
         return _causal_values(core, state, 0.0, counts)
     return core.hidden(state)

@@ -24,13 +24,12 @@ from tnsim.models.checks import check_comparable, check_length
 from tnsim.models.layers import (
     Residual,
     activation_of,
-    bias_name,
     innermost,
     known_layer,
     map_names,
     with_widths,
 )
-from tnsim.models.matrices import is_sparse, written_out
+from tnsim.models.matrices import bias_name, is_sparse, written_out
 from tnsim.models.origin import Origin
 from tnsim.models.protocol import Layer, OwnLayer
 from tnsim.options import checked, shown

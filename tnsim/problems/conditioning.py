@@ -60,7 +60,8 @@ from tnsim.models.forward import (
     plain_forward,
     states,
 )
-from tnsim.models.layers import Residual, affine_maps, bias_name, innermost
+from tnsim.models.layers import Residual, affine_maps, innermost
+from tnsim.models.matrices import bias_name
 from tnsim.models.model import Model, kept_with
 from tnsim.models.protocol import Layer
 from tnsim.models.scaling import replaced
