@@ -28,10 +28,10 @@ from jaxtyping import Array, Float
 
 from tnsim.activations.activation import Activation, Gate, Remainder, activation
 from tnsim.activations.coefficients import average, coefficients, energies
-from tnsim.activations.normal import Real, held, repeat
+from tnsim.activations.normal import Real, repeat
 from tnsim.activations.pairs import PRICE, pair_derivatives, price
 from tnsim.errors import ModelError
-from tnsim.scaled import library
+from tnsim.scaled import library, not_differentiated
 
 ORDER = 64
 """Highest order of the series of all pairs; pairs that need more are computed alone."""
@@ -181,7 +181,7 @@ def directions(rows: Float[Any, "units rank"]) -> tuple[Real, Real]:
     xp = library(rows)
     # Rows are divided by their largest entry first, so that squares neither overflow nor vanish.
     # The divisor is a constant to derivatives, as the length does not depend on it.
-    largest = held(xp.max(abs(rows), axis=1, initial=0.0))
+    largest = not_differentiated(xp.max(abs(rows), axis=1, initial=0.0))
     scale = xp.where(largest > 0, largest, 1.0)[:, None]
     rows = rows / scale
     # A row of zeros has no direction, and the root has no slope there. Both `where`s are needed:
@@ -570,7 +570,7 @@ def at_rest(c: Real, deviation: Real, slope: Real) -> Real:
     """
     known = (deviation == 0) & jnp.isfinite(slope)
     # A change of E f'(u) itself is of second order beside a row of zeros.
-    return jnp.asarray(c).at[1].set(jnp.where(known, held(slope), c[1]))
+    return jnp.asarray(c).at[1].set(jnp.where(known, not_differentiated(slope), c[1]))
 
 
 def times_z(c: Real) -> Real:

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.scaled import library
+from tnsim.scaled import library, not_differentiated
 
 Real = Float[Any, "..."]
 
@@ -48,11 +48,6 @@ def smallest(dtype: np.dtype) -> float:
         True
     """
     return float(np.finfo(dtype).tiny) ** (1 / 3)
-
-
-def held(x: Real) -> Real:
-    """The numbers of an array without their derivatives."""
-    return jax.lax.stop_gradient(x) if isinstance(x, jax.Array) else x
 
 
 def repeat(count: Any, body: Callable[[Any, Any], Any], state: Any) -> Any:
@@ -243,7 +238,7 @@ def unit_of(mean: Real, deviation: Real, width: float) -> Real:
         True
     """
     xp = library(mean, deviation)
-    size = held(xp.maximum(abs(mean), deviation))
+    size = not_differentiated(xp.maximum(abs(mean), deviation))
     one = xp.ones_like(size)
     if width:
         return one

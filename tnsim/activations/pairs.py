@@ -41,14 +41,13 @@ from tnsim.activations.normal import (
     Real,
     density,
     gate_tables,
-    held,
     repeat,
     smallest,
     threshold,
     thresholds,
     unit_of,
 )
-from tnsim.scaled import library
+from tnsim.scaled import library, not_differentiated
 
 _NODES = 10_000
 """Most nodes of either sum of a double integral."""
@@ -379,7 +378,7 @@ def _one_integral(
         centre = xp.clip((closed.knot - n) / signed, -1e6, 1e6)
         width = xp.maximum(xp.hypot(left_over, closed.width) / steep, 16 * eps)
     # Where panels begin and end changes no integral, so nothing is differentiated through them.
-    centre, width, longest = (held(x) for x in (centre, width, longest))
+    centre, width, longest = not_differentiated((centre, width, longest))
     # Only the check that the sum would end; the number itself is not used.
     if xp is np:
         nodes_of(part, (high - low) / longest)
@@ -431,7 +430,7 @@ def _two_integrals(a, b, orders, m, s, n, t, rho, gap):
     inner_step = trapezoidal_step(
         b.strip / xp.maximum(spread, tiny), derivatives=max(j for _, j in orders)
     )
-    low, high, step, inner_step = (held(x) for x in (low, high, step, inner_step))
+    low, high, step, inner_step = not_differentiated((low, high, step, inner_step))
     # nodes at once: all that fit beside each other in NumPy, few in a compiled loop
     rows, columns = (1, 8) if xp is jnp else (max(1, min(128, 4096 // max(1, len(rho)))), 16)
     ahead, together = xp.arange(rows, dtype=dtype), xp.arange(columns, dtype=dtype)

@@ -26,12 +26,12 @@ from jaxtyping import Float
 from tnsim.errors import ModelError
 from tnsim.metrics.pairings import PairingRule
 from tnsim.metrics.protocol import Metric
-from tnsim.models.arrays import Array, as_array, in_float64, not_differentiated, pytree
+from tnsim.models.arrays import Array, as_array, in_float64, pytree
 from tnsim.models.checks import check_untraced
 from tnsim.models.functions import input_rows
 from tnsim.models.scaling import replaced
 from tnsim.names import COVARIANCE, MEAN
-from tnsim.scaled import library, shifted
+from tnsim.scaled import library, not_differentiated, shifted
 
 PositionForm = Literal["alike", "each", "full"]
 """Dependence on positions: the same at each, different at each, or full between positions."""

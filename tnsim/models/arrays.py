@@ -20,7 +20,6 @@ import numpy as np
 from jax.core import Tracer
 
 from tnsim.errors import ModelError, in_one_line
-from tnsim.scaled import library
 
 T = TypeVar("T")
 Array: TypeAlias = jax.Array | np.ndarray
@@ -159,16 +158,6 @@ def is_traced(tree: Any) -> bool:
         False
     """
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))
-
-
-def not_differentiated(tree: T) -> T:
-    """The same arrays as constants to derivatives; arrays of NumPy as they are.
-
-    Example:
-        >>> not_differentiated(np.ones(2)).tolist()
-        [1.0, 1.0]
-    """
-    return jax.lax.stop_gradient(tree) if library(tree) is not np else tree
 
 
 def weights_dtype(*trees: Any) -> str:
