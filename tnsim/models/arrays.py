@@ -439,7 +439,7 @@ def _wide_dtype(dtype: Any) -> Any:
 
 
 def set_arrays(layer: Any, /, **values: Any) -> None:
-    """Set attributes of a frozen layer during its construction."""
+    """Set attributes of a frozen layer or model during its construction."""
     for name, value in values.items():
         object.__setattr__(layer, name, value)
 
