@@ -36,13 +36,12 @@ from tnsim.metrics.metric import (
     Gaussian,
     as_layerwise,
     as_metric,
-    joins_legs,
     joins_whole_trees,
     layer_by_layer,
 )
 from tnsim.metrics.orbits import Diagram, Tree, diagrams
 from tnsim.metrics.pairings import JoinedLeg, Joining, gaussian_mean, joinings
-from tnsim.metrics.protocol import LayerwiseMetric, Metric
+from tnsim.metrics.protocol import LayerwiseMetric, Metric, adds_up
 from tnsim.models.checks import check_comparable, check_untraced
 from tnsim.models.model import Model, in_numpy
 from tnsim.names import COVARIANCE, DOWN, KERNEL, MEAN, OUT, SIDES, Side, bond_index, layer_tag
@@ -250,7 +249,7 @@ def networks(
         check_comparable(a, b)
         return _through_kernels(a, b, metric)
     check_models([a, b], max_tensors)
-    if not joins_legs(metric):
+    if adds_up(metric):
         raise ModelError(
             f"{type(metric).__name__} adds up over inputs and joins no legs, "
             "so it has no networks; inner() computes it without"
