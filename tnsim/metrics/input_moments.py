@@ -318,22 +318,13 @@ def moments_at_a_position(metric: Metric, d: int, n_ctx: int | None) -> tuple[An
         >>> second.matrix().tolist()
         [[1.0, 2.0], [2.0, 5.0]]
     """
-    mean, cov = _mean_and_covariance(metric)
-    if n_ctx is None:
-        check_coordinates(metric, d)
-    else:
-        form = sequence_inputs(metric, d, n_ctx)
-        moments = sequence_moments(metric, d, n_ctx)
-        mean, cov = moments.get(MEAN), moments.get(COVARIANCE)
-        if cov is not None and form.covariance == "each diagonal":
-            cov = cov.mean(axis=0)
-        elif cov is not None and form.covariance == "full":
-            # The mean over positions of the diagonal blocks; blocks between positions are no
-            # moments of a single position.
-            cov = library(cov).einsum("skSl,sS->kl", cov, np.eye(n_ctx) / n_ctx)
-    xp = library(mean, cov)
-    rows = xp.zeros((1, d)) if mean is None else mean.reshape(-1, d)
+    _, means, covs = zip(*marginals(metric, d, n_ctx), strict=True)
+    # What is alike at every position is one object.
+    means, covs = (each[:1] if each[0] is each[-1] else each for each in (means, covs))
+    xp = library(means, covs)
+    rows = xp.zeros((1, d)) if means[0] is None else xp.stack(means)
     means = xp.concatenate([xp.ones((len(rows), 1)), rows], axis=1)
+    cov = None if covs[0] is None else sum(covs) / len(covs)
     if len(means) == 1 and (cov is None or cov.ndim == 1):
         spread = xp.concatenate([xp.zeros(1), xp.ones(d) if cov is None else cov])
         return means[0], MomentInParts(spread, means[0])
@@ -372,14 +363,11 @@ def marginals(metric: Metric, d: int, n_ctx: int | None) -> tuple[tuple[int, Any
     over, _ = form.form
     if form.mean != "each" and over == "alike":
         return ((n_ctx, mean, cov),)
-    groups = []
-    for s in range(n_ctx):
-        own_mean = mean[s] if mean is not None and form.mean == "each" else mean
-        own_cov = cov
-        if cov is not None and over != "alike":
-            own_cov = cov[s] if over == "each" else cov[s, :, s]
-        groups.append((1, own_mean, own_cov))
-    return tuple(groups)
+    means: Any = mean if form.mean == "each" else [mean] * n_ctx
+    covs: Any = cov if over == "each" else [cov] * n_ctx
+    if over == "full":  # blocks between positions are no moments of a single position
+        covs = [every[s, :, s] for s, every in enumerate(covs)]
+    return tuple((1, *moments) for moments in zip(means, covs, strict=True))
 
 
 _NOISE = 1e-14
