@@ -250,18 +250,6 @@ Table = list[list[Real]]
 """Moments E u^p v^q w of two normal variables and a weight w, by [p][q]."""
 
 
-class GateTables(NamedTuple):
-    """E u^p a(u) v^q b(v) by [p][q], where a and b are gates or the densities of their thresholds.
-
-    With noise e of deviation width_u, a gate is 1(U > 0) and its density delta(U), U = u + e.
-    """
-
-    gates: Table
-    density_gate: Table
-    gate_density: Table
-    densities: Table
-
-
 class _Gated(NamedTuple):
     """A normal variable u before a gate, both in a unit of their own.
 
@@ -315,8 +303,12 @@ def gate_tables(
     gap: Real,
     width: tuple[float, float],
     most: tuple[int, int],
-) -> GateTables:
+) -> tuple[Table, Table, Table, Table]:
     """Moments of two jointly normal variables behind gates, up to correlation 1 and -1.
+
+    They are E u^p a(u) v^q b(v) by [p][q], where a and b are gates or the densities of their
+    thresholds: with noise e of deviation `width`, a gate is 1(U > 0) and its density delta(U),
+    U = u + e.
 
     Let e, e' be independent noise of deviations kappa, lambda (the widths), U = u + e, V = v + e',
     S^2 = s^2 + kappa^2, T^2 = t^2 + lambda^2. Given the argument of a density, variables are normal
@@ -341,7 +333,8 @@ def gate_tables(
         most: Highest powers of u and v in the table of gates.
 
     Returns:
-        The tables; those with a density have one more power where its width is not 0.
+        The tables of gates, of a density of U and a gate, of a gate and a density of V, and of
+            densities; those with a density have one more power where its width is not 0.
     """
     xp = library(*mean, *deviation, rho, gap)
     m, n, s, t, rho, gap = xp.broadcast_arrays(*mean, *deviation, rho, gap)
@@ -364,9 +357,7 @@ def gate_tables(
             for p, row in enumerate(table)
         ]
 
-    return GateTables(
-        scaled(gates, 0, 0), scaled(at_u, 1, 0), scaled(at_v, 0, 1), scaled(both, 1, 1)
-    )
+    return scaled(gates, 0, 0), scaled(at_u, 1, 0), scaled(at_v, 0, 1), scaled(both, 1, 1)
 
 
 def _first_entries(
