@@ -13,7 +13,6 @@ arXiv:2002.08517, for kernels of ReLU, leaky ReLU and GELU; Kuang & Lin, arXiv:2
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -145,7 +144,7 @@ def kernel(
             f"{units.rows.shape[1]} and {other_units.rows.shape[1]} coordinates"
         )
     first, second = expanded(f, units), expanded(g, other_units)
-    return between(Plain(first.f, second.f), first, second, in_turn)
+    return between(Pairing(first.f, second.f), first, second, in_turn)
 
 
 def first_moments(
@@ -239,8 +238,8 @@ class Side(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Pairing(ABC):
-    """What stands at the pairs of units of two kinds of layers.
+class Pairing:
+    """What stands at the pairs of units of two kinds of layers: of plain units E f(u) g(v).
 
     Args:
         f: Activation of the first layer.
@@ -250,44 +249,64 @@ class Pairing(ABC):
 
     Attributes:
         slopes: Number of parameters of both units and of cross matrices.
-        terms: Fields of the left and of the right unit that meet in a series. The first of them
-            stands alone, the others behind `weights`.
-        means: The fields of which order 0 is the mean of a unit.
+        terms: Fields of the left and of the right unit that meet in a series, of plain units the
+            coefficients of f and g. The first of them stands alone, and its order 0 is the mean of
+            a unit; the others stand behind `weights`.
     """
 
     f: Activation
     g: Activation
     centred: bool = False
-    slopes: ClassVar[int]
-    terms: ClassVar[tuple[tuple[int, int], ...]]
-    means: ClassVar[tuple[int, int]]
+    slopes: ClassVar[int] = 5
+    terms: ClassVar[tuple[tuple[int, int], ...]] = ((0, 0),)
 
-    @abstractmethod
     def weights(self, cross: Cross) -> tuple[Real, ...]:
         """What stands before the series of all pairs of fields but the first."""
+        return ()
 
-    @abstractmethod
     def slopes_of_weights(self, cross: Cross) -> tuple[tuple[Real | float, ...], ...]:
         """Slopes of the weights by each cross matrix behind the correlations."""
+        return ()
 
-    @abstractmethod
     def cross(self, left: Expanded, right: Expanded) -> Cross:
         """Matrices over pairs: correlations, and what the pairing has besides."""
+        return (correlations(left.unit, right.unit),)
 
-    @abstractmethod
-    def side(self, f: Activation, parameters: tuple[Real, ...], slopes: bool) -> Side:
-        """Coefficients and norms of the units of one layer."""
-
-    @abstractmethod
     def smooth_enough(self, f: Activation) -> bool:
         """Whether slopes of pairs alone are expected derivatives of f, see `alone`."""
+        # The second derivative of a kink is a density; that of a jump has no value.
+        return not jumps(f)
 
     @property
-    @abstractmethod
     def ends_as_a_root(self) -> bool:
         """Whether slopes by the correlation rho end as sqrt(1 - rho^2), with finite values."""
+        return all(f.gates_at_kinks and not jumps(f) for f in (self.f, self.g))
 
-    @abstractmethod
+    def side(self, f: Activation, parameters: tuple[Real, ...], slopes: bool) -> Side:
+        """Coefficients and norms of the units of one layer."""
+        mean, deviation = parameters
+        if slopes:
+            # Slopes by the mean are coefficients of f'. By the deviation, d/ds f(m + s z) =
+            # z f'(m + s z), which raises the order by one: hence the one order more, which is cut
+            # off again.
+            c, c_slope = hermite(f, mean, deviation, ORDER + 1)
+            kinds = [at_rest(c[:-1], deviation, c_slope[0]), c_slope[:-1], times_z(c_slope)[:-1]]
+            c = c[:-1]
+        else:
+            c = coefficients(f, mean, deviation, highest_order(f, mean))
+            kinds = [c]
+        xp = library(mean)
+        energy = energies(f, mean, deviation)
+        size = xp.sqrt(energy)
+        gross = gross_size(f, mean, deviation, size)
+        rest = relative(left_over(f, c, energy), gross)
+        if not f.is_polynomial:
+            # Where squares are below the range of floats nothing is known of the rest, and pairs
+            # are computed alone.
+            least = sqrt(float(xp.finfo(c.dtype).tiny)) / float(xp.finfo(c.dtype).eps)
+            rest = xp.where((gross > 0) & (gross < least), 1.0, rest)
+        return Side(parameters, xp.stack(kinds)[:, None], rest[None], size, gross)
+
     def alone(self, left: Any, right: Any, rho: Real, cross: Cross) -> DerivativeWeights:
         """The kernel of single pairs: weights of expected derivatives of f(u) and g(v).
 
@@ -299,6 +318,7 @@ class Pairing(ABC):
         Returns:
             Weights, polynomials in all arguments, by how often f and g are differentiated.
         """
+        return {(0, 0): 1.0}
 
 
 @partial(
@@ -339,59 +359,6 @@ class Expanded:
         return Expanded(self.f, parameters, unit, across, None)
 
 
-@dataclass(frozen=True)
-class Plain(Pairing):
-    """E f(u) g(v): one field, the coefficients of f."""
-
-    slopes = 5
-    terms = ((0, 0),)
-    means = (0, 0)
-
-    def weights(self, cross: Cross) -> tuple[Real, ...]:
-        return ()
-
-    def slopes_of_weights(self, cross: Cross) -> tuple[tuple[Real | float, ...], ...]:
-        return ()
-
-    def cross(self, left: Expanded, right: Expanded) -> Cross:
-        return (correlations(left.unit, right.unit),)
-
-    def smooth_enough(self, f: Activation) -> bool:
-        # The second derivative of a kink is a density; that of a jump has no value.
-        return not jumps(f)
-
-    @property
-    def ends_as_a_root(self) -> bool:
-        return all(f.gates_at_kinks and not jumps(f) for f in (self.f, self.g))
-
-    def side(self, f: Activation, parameters: tuple[Real, ...], slopes: bool) -> Side:
-        mean, deviation = parameters
-        if slopes:
-            # Slopes by the mean are coefficients of f'. By the deviation, d/ds f(m + s z) =
-            # z f'(m + s z), which raises the order by one: hence the one order more, which is cut
-            # off again.
-            c, c_slope = hermite(f, mean, deviation, ORDER + 1)
-            kinds = [at_rest(c[:-1], deviation, c_slope[0]), c_slope[:-1], times_z(c_slope)[:-1]]
-            c = c[:-1]
-        else:
-            c = coefficients(f, mean, deviation, highest_order(f, mean))
-            kinds = [c]
-        xp = library(mean)
-        energy = energies(f, mean, deviation)
-        size = xp.sqrt(energy)
-        gross = gross_size(f, mean, deviation, size)
-        rest = relative(left_over(f, c, energy), gross)
-        if not f.is_polynomial:
-            # Where squares are below the range of floats nothing is known of the rest, and pairs
-            # are computed alone.
-            least = sqrt(float(xp.finfo(c.dtype).tiny)) / float(xp.finfo(c.dtype).eps)
-            rest = xp.where((gross > 0) & (gross < least), 1.0, rest)
-        return Side(parameters, xp.stack(kinds)[:, None], rest[None], size, gross)
-
-    def alone(self, left: Any, right: Any, rho: Real, cross: Cross) -> DerivativeWeights:
-        return {(0, 0): 1.0}
-
-
 def jumps(f: Activation) -> bool:
     """Whether an activation jumps, as steps do."""
     return any(gate.weights[0] != gate.tail for gate in f.gates_at_kinks)
@@ -408,7 +375,7 @@ def expanded(f: str | Activation, units: NormalInputs, on_device: bool = False) 
     f, units = activation(f), in_floats(units)
     deviation, unit = directions(units.rows)
     parameters = units.mean, deviation
-    return with_side(Plain(f, f), Expanded(f, parameters, unit, None, None), on_device)
+    return with_side(Pairing(f, f), Expanded(f, parameters, unit, None, None), on_device)
 
 
 def with_side(pairing: Pairing, units: Expanded, on_device: bool) -> Expanded:
@@ -709,8 +676,7 @@ def _series(
     kinds = range(1, len(left.tables) if slopes else 1)
     chosen = [(0, 0), *((kind, 0) for kind in kinds), *((0, kind) for kind in kinds)]
     tables = [(left.tables[m, a], right.tables[n, b]) for m, n in chosen for a, b in pairing.terms]
-    lowest = [int(pairing.centred and fields == pairing.means) for fields in pairing.terms]
-    lowest *= len(chosen)
+    lowest = [int(pairing.centred), *[0] * (len(pairing.terms) - 1)] * len(chosen)
     if slopes:
         # d/drho rho^k = k rho^(k-1).
         xp, count = library(*cross), len(pairing.terms)
@@ -879,7 +845,7 @@ def _in_tiles(
         i, j = at[:, start : start + _CHUNK]
         values[:, i, j] = _alone_at(pairing, *sides, units, cross, i, j, slopes)
         if pairing.centred:
-            a, b = pairing.means
+            a, b = pairing.terms[0]
             values[0, i, j] -= left.tables[0, a, 0, i] * right.tables[0, b, 0, j]
 
     together([partial(alone, start) for start in range(0, at.shape[1], _CHUNK)])
@@ -989,11 +955,8 @@ def _cost(f: Activation, g: Activation) -> float:
     cost = 0.0
     for a, b in product(f.parts, g.parts):
         # Two gates have a closed form; every other pair is an integral.
-        kinds = (
-            sum(isinstance(x, Gate) for x in (a, b)),
-            sum(isinstance(x, Remainder) for x in (a, b)),
-        )
-        cost += 400 if kinds[0] == 2 else 2_000 if kinds[1] == 2 else 4_000
+        gates, rests = (sum(isinstance(x, kind) for x in (a, b)) for kind in (Gate, Remainder))
+        cost += 400 if gates == 2 else 2_000 if rests == 2 else 4_000
     return cost
 
 
