@@ -170,25 +170,17 @@ class SequenceInputs(NamedTuple):
     Args:
         mean: Form of the mean: None for zero, "alike" at every position, or "each" where every
             position has its own.
-        covariance: Form of the covariance: "identity", "diagonal" or "matrix" over coordinates,
-            the same at every position and independent between positions; "each diagonal" where
-            every position has a diagonal of its own; "full" over all positions and coordinates.
+        covariance: Form of the covariance over positions and whether only a diagonal is stored;
+            None for the identity. A form that is "alike" is independent between positions.
     """
 
     mean: Literal["alike", "each"] | None
-    covariance: str
+    covariance: tuple[PositionForm, bool] | None
 
     @property
     def form(self) -> tuple[PositionForm, bool]:
-        """The pair (form over positions, whether only a diagonal is stored) of the covariance."""
-        forms: dict[str, tuple[PositionForm, bool]] = {
-            "identity": ("alike", False),
-            "diagonal": ("alike", True),
-            "matrix": ("alike", False),
-            "each diagonal": ("each", True),
-            "full": ("full", False),
-        }
-        return forms[self.covariance]
+        """The form of the covariance; the identity counts as a matrix."""
+        return self.covariance or ("alike", False)
 
     def mean_shape(self, d: int, n_ctx: int) -> tuple[int, ...]:
         """Shape of the mean over n_ctx positions of d coordinates."""
@@ -196,14 +188,9 @@ class SequenceInputs(NamedTuple):
 
     def covariance_shape(self, d: int, n_ctx: int) -> tuple[int, ...]:
         """Shape of the covariance over n_ctx positions; the identity counts as a matrix."""
-        shapes = {
-            "identity": (d, d),
-            "diagonal": (d,),
-            "matrix": (d, d),
-            "each diagonal": (n_ctx, d),
-            "full": (n_ctx, d, n_ctx, d),
-        }
-        return shapes[self.covariance]
+        over, is_diagonal = self.form
+        shape = (d,) if over == "alike" else (n_ctx, d)
+        return shape if is_diagonal else shape * 2
 
 
 def input_kind(metric: Metric, lifted: bool) -> InputKind:
@@ -513,11 +500,11 @@ def sequence_inputs(metric: Metric, d: int, n_ctx: int) -> SequenceInputs:
         (n_ctx, d): "each",
         (every,): "each",
     }
-    covariances = {
-        (every,): "each diagonal",
-        (every, every): "full",
-        (d,): "diagonal",  # last, so that with a single position the simpler forms win
-        (d, d): "matrix",
+    covariances: dict[tuple[int, ...], tuple[PositionForm, bool]] = {
+        (every,): ("each", True),
+        (every, every): ("full", False),
+        (d,): ("alike", True),  # last, so that with a single position the simpler forms win
+        (d, d): ("alike", False),
     }
     for what, array, known in (("mean", mean, means), ("covariance", cov, covariances)):
         if array is not None and tuple(array.shape) not in known:
@@ -528,9 +515,7 @@ def sequence_inputs(metric: Metric, d: int, n_ctx: int) -> SequenceInputs:
     mean_form = None if mean is None else means[tuple(mean.shape)]
     if mean_form is not None and n_ctx == 1:
         mean_form = "alike"
-    if cov is None:
-        return SequenceInputs(mean_form, "identity")
-    return SequenceInputs(mean_form, covariances[tuple(cov.shape)])
+    return SequenceInputs(mean_form, None if cov is None else covariances[tuple(cov.shape)])
 
 
 def sequence_moments(metric: Metric, d: int, n_ctx: int) -> dict[str, Any]:
@@ -566,10 +551,9 @@ def flattened(metric: Metric, d: int, n_ctx: int) -> Metric:
     if mean is not None:
         mean = np.asarray(mean).reshape(-1)
         mean = np.tile(mean, n_ctx) if inputs.mean == "alike" else mean
-    if inputs.covariance == "diagonal":
-        cov = np.tile(cov, n_ctx)
-    elif inputs.covariance == "matrix":
-        cov = np.kron(np.eye(n_ctx), cov)
+    over, is_diagonal = inputs.form
+    if cov is not None and over == "alike":
+        cov = np.tile(cov, n_ctx) if is_diagonal else np.kron(np.eye(n_ctx), cov)
     return dataclasses.replace(metric, mean=mean, cov=cov)
 
 
