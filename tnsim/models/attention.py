@@ -29,7 +29,8 @@ class Attention(AffineMaps):
         z[s]   = sum_t mask[s, t] (q1[s] . k1[t]) (q2[s] . k2[t]) / d_head^2  v[t]
         output = O z + o_bias,
 
-    with q1[s] = R_s (Q1 x_s + q1_bias) and so on; v is not rotated. The order in the sequence is 5.
+    with q1[s] = R_s (Q1 x_s + q1_bias) and so on; v is not rotated. The order in the sequence is 5:
+    two queries, two keys and a value.
     Without RoPE and with q2 = k2 = 0 the second score is the constant q2_bias . k2_bias of a head,
     which makes the layer linear attention.
 
@@ -100,11 +101,6 @@ class Attention(AffineMaps):
             bias = f"{name}_bias"
             arrays[bias] = vector(getattr(self, bias), f"Attention {bias}", array.shape[0])
         set_arrays(self, **arrays)
-
-    @property
-    def order(self) -> int:
-        """Degree in the sequence: two queries, two keys and a value."""
-        return 5
 
     @property
     def d_head(self) -> int:

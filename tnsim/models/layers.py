@@ -88,11 +88,6 @@ class Multilinear(AffineMaps):
         return tuple(f"leg{n}" for n in range(self.n_legs)), "down"
 
     @property
-    def order(self) -> int:
-        """Degree in the input, the number of legs."""
-        return self.n_legs
-
-    @property
     def legs(self) -> tuple[Float[Array, "rank in"], ...]:
         """The matrices W_1 to W_n."""
         return tuple(getattr(self, f"leg{n}") for n in range(self.n_legs))
@@ -152,11 +147,6 @@ class Linear(AffineMaps):
     bias: Float[Array, " out"] | None = None
     maps = (), "weight"
 
-    @property
-    def order(self) -> int:
-        """Degree in the input."""
-        return 1
-
     def hidden(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch in"]:
         """The input itself, which W multiplies."""
         return x
@@ -196,11 +186,6 @@ class Bilinear(AffineMaps):
     right_bias: Float[Array, " rank"] | None = None
     down_bias: Float[Array, " out"] | None = None
     maps = ("left", "right"), "down"
-
-    @property
-    def order(self) -> int:
-        """Degree in the input."""
-        return 2
 
     @property
     def rank(self) -> int:

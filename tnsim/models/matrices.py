@@ -330,6 +330,11 @@ class AffineMaps:
         set_arrays(self, **arrays)
 
     @property
+    def order(self) -> int:
+        """Degree in the input, the number of factors; 1 of a linear layer."""
+        return len(self.maps[0]) or 1
+
+    @property
     def d_in(self) -> int:
         """Coordinates of the input, at a single position of a sequence."""
         factors, output = self.maps
