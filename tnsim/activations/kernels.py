@@ -52,7 +52,6 @@ Cross: TypeAlias = tuple[Real, ...]
 has besides."""
 _Bounds: TypeAlias = tuple[Real, Real, Real, Real, Real]
 """What `Kernel` has between values and slopes."""
-_Rows: TypeAlias = tuple[Float[Any, "m rank"], Float[Any, "n rank"]]
 Together = Callable[[Sequence[Callable[[], Any]]], list[Any]]
 """The results of independent tasks, in order."""
 
@@ -395,10 +394,7 @@ def between(pairing: Pairing, first: Expanded, second: Expanded, together: Toget
     # A partner that is not traced was prepared in float64; the trace computes in floats of its own.
     dtype = (first if first.side is None else second).unit.dtype
     first, second = (units.in_trace(dtype) for units in (first, second))
-    units = first.unit, second.unit
-    values, *bounds = _values(
-        pairing, first.parameters, second.parameters, pairing.cross(first, second), units
-    )
+    values, *bounds = _values(pairing, first, second, pairing.cross(first, second))
     # Sizes and shares are bounds, of which nobody needs a derivative.
     return Kernel(values, *map(jax.lax.stop_gradient, bounds))
 
@@ -418,14 +414,13 @@ def with_slopes(
     on_host = first.side is not None and second.side is not None
     if not on_host:
         first, second = (units.in_trace(units.unit.dtype) for units in (first, second))
-    cross, sides = pairing.cross(first, second), (first.parameters, second.parameters)
+    cross = pairing.cross(first, second)
     if compiled or not on_host:
         # The program is kept by the activations and the numbers of units: the kernels of a
-        # comparison and its norms share it.
-        (values, *slopes), bounds = _in_blocks(
-            pairing, True, *sides, cross, (first.unit, second.unit)
-        )
-        return Kernel(values, *bounds)._replace(slopes=tuple(slopes))
+        # comparison and its norms share it. It makes coefficients and their slopes itself.
+        first, second = (replace(units, side=None) for units in (first, second))
+        (values, *slopes), bounds = _in_blocks(pairing, True, first, second, cross)
+        return Kernel(values, *bounds, slopes=tuple(slopes))
     first, second = (_with_tables_of_slopes(pairing, units) for units in (first, second))
     (values, *slopes), bounds = _in_tiles(pairing, first, second, cross, together, True)
     return Kernel(values, *bounds, tuple(slopes))
@@ -839,11 +834,9 @@ def _in_tiles(
         shares += [one[1] for one in found]
 
     # What still is left takes closed forms or integrals.
-    sides, units = (first.parameters, second.parameters), (first.unit, second.unit)
-
     def alone(start: int) -> None:
         i, j = at[:, start : start + _CHUNK]
-        values[:, i, j] = _alone_at(pairing, *sides, units, cross, i, j, slopes)
+        values[:, i, j] = _alone_at(pairing, first, second, cross, i, j, slopes)
         if pairing.centred:
             a, b = pairing.terms[0]
             values[0, i, j] -= left.tables[0, a, 0, i] * right.tables[0, b, 0, j]
@@ -853,11 +846,9 @@ def _in_tiles(
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _values(
-    pairing: Pairing, left: tuple[Real, ...], right: tuple[Real, ...], cross: Cross, units: _Rows
-) -> tuple[Real, ...]:
+def _values(pairing: Pairing, first: Expanded, second: Expanded, cross: Cross) -> tuple[Real, ...]:
     """The kernel in JAX, with its bounds; slopes make themselves once they are asked for."""
-    values, bounds = _in_blocks(pairing, False, left, right, cross, units)
+    values, bounds = _in_blocks(pairing, False, first, second, cross)
     return values[0], *bounds
 
 
@@ -866,31 +857,26 @@ def _values_jvp(
     pairing: Pairing, primals: tuple[Any, ...], tangents: tuple[Any, ...]
 ) -> tuple[tuple[Real, ...], tuple[Real, ...]]:
     (value, *slopes), bounds = _in_blocks(pairing, True, *primals)
-    change = _change_along(slopes, *tangents[:3])
+    first, second, cross = tangents
+    change = _change_along(slopes, first.parameters, second.parameters, cross)
     return (value, *bounds), (change, *map(jnp.zeros_like, bounds))
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _in_blocks(
-    pairing: Pairing,
-    slopes: bool,
-    left: tuple[Real, ...],
-    right: tuple[Real, ...],
-    cross: Cross,
-    units: _Rows,
+    pairing: Pairing, slopes: bool, first: Expanded, second: Expanded, cross: Cross
 ) -> tuple[tuple[Real, ...], _Bounds]:
     """The kernel in JAX, or the kernel and its slopes, and what `Kernel` has besides.
 
     Args:
         pairing: The activations, and what stands beside them.
         slopes: Whether slopes by the parameters of both sides and by cross matrices follow.
-        left, right: Parameters of both sides.
+        first, second: Units of the rows and of the columns.
         cross: Matrices over pairs.
-        units: Rows of length 1 of both sides.
     """
     rows, columns = cross[0].shape
-    first, second = pairing.side(pairing.f, left, slopes), pairing.side(pairing.g, right, slopes)
-    most = _turns_that_pay(pairing, first, second, cross)
+    left, right = (pairing.side(units.f, units.parameters, slopes) for units in (first, second))
+    most = _turns_that_pay(pairing, left, right, cross)
     # Even blocks of at most `_BLOCK` numbers in every array: the number of blocks, rounded up, and
     # then the rows of each.
     pairs = _BLOCK // len(pairing.terms)
@@ -907,23 +893,22 @@ def _in_blocks(
 
     def values_of(part: tuple[Side, Cross, Real]) -> tuple[Real, Real]:
         side, across, unit = part
-        series, marked, share = _tile(pairing, side, second, across, most, slopes)
+        series, marked, share = _tile(pairing, side, right, across, most, slopes)
         values = jnp.stack(series)
         if marked is None:
             return values, share
 
         def alone(i: Array, j: Array) -> Real:
-            sides = side.parameters, second.parameters
-            return _alone_at(pairing, *sides, (unit, units[1]), across, i, j, slopes)
+            units = replace(first, parameters=side.parameters, unit=unit)
+            return _alone_at(pairing, units, second, across, i, j, slopes)
 
         return _replaced(values, marked, alone), share
 
-    sides = jax.tree.map(lambda x: split(x, x.ndim - 1), first)
-    parts = sides, tuple(split(x, 0) for x in cross), split(units[0], 0)
+    sides = jax.tree.map(lambda x: split(x, x.ndim - 1), left)
+    parts = sides, tuple(split(x, 0) for x in cross), split(first.unit, 0)
     values, share = jax.lax.map(values_of, parts)
     values = jnp.moveaxis(values, 0, 1).reshape(-1, count * block, columns)[:, :rows]
-    bounds = first.size, second.size, jnp.max(share), first.gross, second.gross
-    return tuple(values), bounds
+    return tuple(values), (left.size, right.size, jnp.max(share), left.gross, right.gross)
 
 
 def _replaced(values: Array, marked: Array, alone: Callable[[Array, Array], Real]) -> Array:
@@ -975,7 +960,7 @@ def _selected(groups: Array, ends: Array, ranks: Array) -> tuple[Array, Array]:
     return jnp.where(is_pair, group * _GROUP + within, 0), is_pair
 
 
-def _gaps(rho: Real, unit: Real, other_unit: Real, i: Any, j: Any) -> tuple[Real, Real]:
+def _gaps(rho: Real, unit: Real, other_unit: Real) -> tuple[Real, Real]:
     """Correlations and 1 - |rho|, the latter as |e -+ e'|^2 / 2 of unit rows where they are close.
 
     1 - rho^2 computed from rho near 1 keeps 1e-16 absolute, so the angle 1e-8. The distance of two
@@ -987,7 +972,7 @@ def _gaps(rho: Real, unit: Real, other_unit: Real, i: Any, j: Any) -> tuple[Real
     sign = xp.where(rho < 0, -1.0, 1.0)
 
     def distances() -> Real:
-        difference = unit[i] - sign[:, None] * other_unit[j]
+        difference = unit - sign[:, None] * other_unit
         return 0.5 * xp.sum(xp.square(difference), 1)
 
     # Elsewhere the difference 1 - |rho| has lost two digits at most.
@@ -997,33 +982,25 @@ def _gaps(rho: Real, unit: Real, other_unit: Real, i: Any, j: Any) -> tuple[Real
     else:
         exact = jax.lax.cond(jnp.any(close), distances, lambda: gap)
     # Rows of zeros belong to units without randomness, which correlate with nothing.
-    close &= xp.any(unit[i] != 0, 1) & xp.any(other_unit[j] != 0, 1)
+    close &= xp.any(unit != 0, 1) & xp.any(other_unit != 0, 1)
     gap = xp.where(close, exact, gap)
     return xp.where(close, sign * (1 - gap), rho), gap
 
 
 def _alone_at(
-    pairing: Pairing,
-    left: tuple[Real, ...],
-    right: tuple[Real, ...],
-    units: _Rows,
-    cross: Cross,
-    i: Any,
-    j: Any,
-    slopes: bool,
+    pairing: Pairing, first: Expanded, second: Expanded, cross: Cross, i: Any, j: Any, slopes: bool
 ) -> Real:
     """The kernel of single pairs without a series, and behind it all slopes.
 
     Args:
         pairing: The activations, and what stands beside them.
-        left, right: Parameters of both sides.
-        units: Rows of length 1 of both sides.
+        first, second: Units of the rows and of the columns.
         cross: Matrices over pairs.
         i, j: Rows and columns of the pairs.
         slopes: Whether slopes by the parameters of both sides and by cross matrices follow.
     """
-    rho, gap = _gaps(cross[0][i, j], *units, i, j)
-    left, right = tuple(x[i] for x in left), tuple(x[j] for x in right)
+    rho, gap = _gaps(cross[0][i, j], first.unit[i], second.unit[j])
+    left, right = tuple(x[i] for x in first.parameters), tuple(x[j] for x in second.parameters)
     others = tuple(x[i, j] for x in cross[1:])
     if not slopes:
         return _alone(pairing, left, right, rho, gap, others)[None]
