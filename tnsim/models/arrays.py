@@ -248,15 +248,13 @@ def numbers(tree: T) -> T:
         >>> numbers((1.0, None))
         (1.0, None)
     """
+    return jax.tree.map(lambda x: _on_host(x.detach()) if requires_grad(x) else x, tree)
 
-    def number(leaf: Any) -> Any:
-        if not requires_grad(leaf):
-            return leaf
-        if not leaf.ndim:
-            return float(leaf.detach())
-        return _read_only(host_array(leaf.detach()))
 
-    return jax.tree.map(number, tree)
+def _on_host(value: Any) -> np.ndarray | float:
+    """A read-only array of NumPy, or a float for a single number."""
+    array = host_array(value)
+    return _read_only(array) if array.ndim else float(array)
 
 
 def with_numpy(tree: T) -> T:
@@ -286,15 +284,9 @@ def with_numpy(tree: T) -> T:
             return leaf.dtype == _wide_dtype(leaf.dtype) or leaf.dtype.kind in "iub"
         return not hasattr(leaf, "dtype") or requires_grad(leaf)
 
-    def of_numpy(leaf: Any) -> Any:
-        if is_kept(leaf):
-            return leaf
-        array = host_array(leaf)
-        return _read_only(array) if array.ndim else float(array)
-
     if is_traced(tree) or all(map(is_kept, jax.tree.leaves(tree))):
         return tree
-    return jax.tree.map(of_numpy, tree)
+    return jax.tree.map(lambda leaf: leaf if is_kept(leaf) else _on_host(leaf), tree)
 
 
 def in_float64(weights: T) -> T:
