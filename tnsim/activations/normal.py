@@ -183,25 +183,14 @@ def gated_moments(
     Returns:
         Two lists of most + 1 arrays in the shape of mean and deviation.
     """
-    xp = library(mean, deviation)
-    if width == inf:
-        moments, at = [xp.ones_like(mean + deviation)], [xp.zeros_like(mean + deviation)]
-        inner_mean = inner_variance = at[0]
-    else:
-        unit = unit_of(mean, deviation, width)
-        mean, deviation = mean / unit, deviation / unit
-        total = xp.hypot(deviation, width)
-        h = threshold(mean, total)
-        total = xp.maximum(total, smallest(xp.result_type(mean)))
-        moments, at = [cumulative(h)], [density(h) / total]
-        inner_mean, inner_variance = mean * (width / total) ** 2, (deviation * width / total) ** 2
+    u = _Gated.of(mean, deviation, width)
+    zero, variance = 0 * (u.mean + u.deviation), u.deviation**2
+    moments, at = [u.opens + zero], [u.at_threshold + zero]
     for p in range(most):
-        moments.append(_raised(moments, p, mean, deviation**2) + deviation**2 * at[p])
-        at.append(_raised(at, p, inner_mean, inner_variance))
-    if width < inf:
-        moments = [x * unit**p for p, x in enumerate(moments)]
-        at = [x * unit ** (p - 1) for p, x in enumerate(at)]
-    return moments, at
+        moments.append(_raised(moments, p, u.mean, variance) + variance * at[p])
+        at.append(_raised(at, p, u.mean * u.kept, variance * u.kept))
+    moments = [x * u.unit**p for p, x in enumerate(moments)]
+    return moments, [x * u.unit ** (p - 1) for p, x in enumerate(at)]
 
 
 def _raised(row: list[Real], power: int, mean: Real, variance: Real) -> Real:
@@ -283,9 +272,20 @@ class _Gated(NamedTuple):
         return cls(mean, deviation, noise, total, place, width == inf, unit)
 
     @property
-    def kept(self) -> Real:
+    def opens(self) -> Real | float:
+        """E 1(U > 0), the probability that the gate is open."""
+        return 1.0 if self.is_open else cumulative(self.threshold)
+
+    @property
+    def at_threshold(self) -> Real | float:
+        """E delta(U), the density of U at the threshold."""
+        return 0.0 if self.is_open else density(self.threshold) / self.total
+
+    @property
+    def kept(self) -> Real | float:
         """kappa^2 / S^2, the share of its mean and variance that u keeps given U = 0."""
-        return (self.noise / self.total) ** 2
+        # A quotient would have a slope that is no number where nothing varies.
+        return 0.0 if self.is_open else (self.noise / self.total) ** 2
 
 
 class _Law(NamedTuple):
@@ -367,11 +367,10 @@ def _first_entries(
     xp = library(rho)
     zero = xp.zeros_like(rho)
     # E delta(U) and E delta(V) before the other gate is considered.
-    at_u, at_v = (zero if x.is_open else density(x.threshold) / x.total for x in (u, v))
+    at_u, at_v = u.at_threshold + zero, v.at_threshold + zero
     if u.is_open or v.is_open:
         # With an open gate the two thresholds do not interact.
-        opens = (1.0 if x.is_open else cumulative(x.threshold) for x in (u, v))
-        return (next(opens) * next(opens) + zero, at_u, at_v, zero), zero + 1.0
+        return (u.opens * v.opens + zero, at_u, at_v, zero), zero + 1.0
     share_u, share_v = u.deviation / u.total, v.deviation / v.total
     # 1 - |r| = (1 - |rho|) + |rho| (1 - share), and 1 - share^2 of noise is a sum of squares.
     noise = u.kept * share_v**2 + v.kept
