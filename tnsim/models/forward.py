@@ -599,9 +599,12 @@ def directions(model: Model, most: int) -> Float[np.ndarray, "rows in"] | None:
     reading = reading_layers(model)
     if not reading:
         return np.eye(model.d_in) if model.d_in <= most else None
-    if min(model.d_in, _factor_rows(reading[-1])) > most:
+    if min(model.d_in, sum(factor.shape[0] for factor in _factors_of(reading[-1]))) > most:
         return None
-    matrices = map(_stacked_factors, scaled(Model(reading)).value.layers)
+    matrices = [
+        np.concatenate([np.asarray(factor, np.float64) for factor in _factors_of(layer)])
+        for layer in scaled(Model(reading)).value.layers
+    ]
     # Rows of the reading layer times the linear layers before it span the same directions as the
     # composed map reads.
     return functools.reduce(lambda rows, matrix: matrix @ rows, matrices)
@@ -625,17 +628,10 @@ def reading_layers(model: Model) -> tuple[Layer, ...]:
     return (*linear, *following)
 
 
-def _factor_rows(layer: Layer) -> int:
-    """Number of rows through which a layer reads its input."""
-    factors, output = affine_maps(innermost(layer))
-    return sum(getattr(layer, name).shape[0] for name in factors or (output,))
-
-
-def _stacked_factors(layer: Layer) -> Float[np.ndarray, "rows in"]:
-    """The matrices through which a layer without a skip reads its input, stacked by rows."""
-    factors, output = affine_maps(innermost(layer))
-    matrices = [getattr(layer, name) for name in factors or (output,)]
-    return np.concatenate([np.asarray(matrix, np.float64) for matrix in matrices])
+def _factors_of(layer: Layer) -> list[Any]:
+    """The matrices through which a layer without a skip reads its input."""
+    factors, output = affine_maps(layer)
+    return [getattr(layer, name) for name in factors or (output,)]
 
 
 def embedded(layers: Sequence[Layer], inputs: Any) -> tuple[Any, int]:
