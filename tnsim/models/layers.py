@@ -392,8 +392,6 @@ def known_layer(layer: Any, what: str) -> Layer:
         >>> known_layer(Linear(np.eye(2)), "layer 0").order
         1
     """
-    if isinstance(layer, Core):
-        _check_distinct_maps(layer)
     if isinstance(layer, Gated) and layer.up is not None and layer.activation.name == "identity":
         biases = layer.gate_bias, layer.up_bias, layer.down_bias
         return Bilinear(layer.gate, layer.up, layer.down, *biases)
@@ -410,21 +408,6 @@ def known_layer(layer: Any, what: str) -> Layer:
     if not (is_traced(known) or any(map(requires_grad, jax.tree.leaves(known)))):
         _compare_forward(layer, known, what)  # needs plain numbers
     return known
-
-
-def _check_distinct_maps(core: Core) -> None:
-    """Refuse a class of layers for which `affine_maps` names an array twice.
-
-    Units and changes of basis are applied to arrays by name. An array that stands for two factors
-    would get the unit of both, and inner products would be wrong without a sign of it.
-    """
-    names = map_names(core)
-    if len(set(names)) < len(names):
-        raise ModelError(
-            f"the affine maps of {type(core).__name__} are {', '.join(names)}, with "
-            "one name twice: give each factor an attribute of its own, which may hold an equal "
-            "array"
-        )
 
 
 def _compare_forward(own: OwnLayer, known: Layer, what: str) -> None:

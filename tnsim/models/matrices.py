@@ -314,8 +314,17 @@ class AffineMaps:
     maps: Any
 
     def __post_init__(self) -> None:
-        """Check the arrays: factors of one shape, and an output map that reads their rank."""
+        """Check the arrays: factors of one shape, and an output map that reads their rank.
+
+        Units and changes of basis are applied to arrays by name. An array that stood for two
+        factors would get the unit of both, and inner products would be wrong without a sign of it.
+        """
         (factors, output), kind = self.maps, type(self).__name__
+        if len({*factors, output}) <= len(factors):
+            raise ModelError(
+                f"the affine maps of {kind} are {', '.join((*factors, output))}, with one name "
+                "twice: give each factor an attribute of its own, which may hold an equal array"
+            )
         shape: tuple[int | None, int | None] = (None, None)
         arrays = {}
         for name in factors:
