@@ -155,15 +155,7 @@ class _Opened:
 
 
 def _kink_and_other(
-    gate: Gate,
-    part: Tail | Wave | Remainder,
-    orders: Orders,
-    m: Real,
-    s: Real,
-    n: Real,
-    t: Real,
-    rho: Real,
-    gap: Real,
+    gate: Gate, part: Tail | Wave | Remainder, orders: Orders, *law: Real
 ) -> list[Real]:
     """E of derivatives of a kink in u and of a part in v that is no gate.
 
@@ -172,6 +164,7 @@ def _kink_and_other(
     gates begin beside this density, by the same digits (`thresholds`), so that both make one
     continuous function.
     """
+    m, s, n, t, rho, gap = law
     xp = library(rho)
     exchanged = tuple((j, i) for i, j in orders)
     values = _one_integral(part, _Opened(gate), exchanged, n, t, m, s, rho, gap)
@@ -335,17 +328,7 @@ def _terms(gates: tuple[Gate, ...], derivatives: int) -> dict[tuple[int, int], n
     return {k: w for k, w in terms.items() if w.any()}
 
 
-def _one_integral(
-    part: Part,
-    closed: ClosedPart,
-    orders: Orders,
-    m: Real,
-    s: Real,
-    n: Real,
-    t: Real,
-    rho: Real,
-    gap: Real,
-) -> list[Real]:
+def _one_integral(part: Part, closed: ClosedPart, orders: Orders, *law: Real) -> list[Real]:
     """int part(m + s z) phi(z) E[closed(v) | z] dz over panels of 20 Gauss-Legendre nodes.
 
     There is a value for each order of derivatives.
@@ -357,6 +340,7 @@ def _one_integral(
     the transition decays, 2.8^-40 = 1e-18. W is 16 eps at least, so that an edge within the reach
     of 9, whose neighbours are 8 eps away, moves with every panel, and 40 panels reach any end.
     """
+    m, s, n, t, rho, gap = law
     xp, dtype = library(rho), rho.dtype
     tiny, eps = smallest(dtype), float(xp.finfo(dtype).eps)
     nodes, weights = (xp.asarray(x, dtype) for x in (NODES, WEIGHTS))
