@@ -52,6 +52,9 @@ Cross: TypeAlias = tuple[Real, ...]
 has besides."""
 _Bounds: TypeAlias = tuple[Real, Real, Real, Real, Real]
 """What `Kernel` has between values and slopes."""
+_Pairs: TypeAlias = tuple[tuple[Real, ...], tuple[Real, ...], Real, Cross]
+"""Single pairs: parameters of the left and of the right units, correlations, and what the pairing
+has besides, arrays over the pairs."""
 Together = Callable[[Sequence[Callable[[], Any]]], list[Any]]
 """The results of independent tasks, in order."""
 
@@ -1001,39 +1004,34 @@ def _alone_at(
     """
     rho, gap = _gaps(cross[0][i, j], first.unit[i], second.unit[j])
     left, right = tuple(x[i] for x in first.parameters), tuple(x[j] for x in second.parameters)
-    others = tuple(x[i, j] for x in cross[1:])
+    pairs = left, right, rho, tuple(x[i, j] for x in cross[1:])
     if not slopes:
-        return _alone(pairing, left, right, rho, gap, others)[None]
+        return _alone(pairing, pairs, gap)[None]
     slopes_of: Any = _slopes_in_jax
     if library(rho) is np:
         smooth = all(pairing.smooth_enough(f) for f in (pairing.f, pairing.g))
         slopes_of = _slopes_in_numpy if smooth else _slopes_by_program
-    return slopes_of(pairing, left, right, rho, gap, others)
+    return slopes_of(pairing, pairs, gap)
 
 
-def _alone(pairing: Pairing, left: Any, right: Any, rho: Real, gap: Real, cross: Cross) -> Real:
-    """The kernel of single pairs, given correlations and gaps."""
-    weights = pairing.alone(left, right, rho, cross)
+def _alone(pairing: Pairing, pairs: _Pairs, gap: Real) -> Real:
+    """The kernel of single pairs, given gaps, which are 1 - |rho| with their own digits."""
+    weights = pairing.alone(*pairs)
+    left, right, rho, _ = pairs
     law = *left[:2], *right[:2], rho, gap
     every = pair_derivatives(pairing.f, pairing.g, law, tuple(weights))
     terms = zip(weights.values(), every, strict=True)
     return sum((weight * expected for weight, expected in terms), 0 * rho)
 
 
-def _slopes_in_numpy(
-    pairing: Pairing,
-    left: tuple[np.ndarray, ...],
-    right: tuple[np.ndarray, ...],
-    rho: np.ndarray,
-    gap: np.ndarray,
-    cross: tuple[np.ndarray, ...],
-) -> list[np.ndarray]:
+def _slopes_in_numpy(pairing: Pairing, pairs: _Pairs, gap: np.ndarray) -> list[Any]:
     """The same in NumPy, and behind it the slopes by the parameters of both sides and by cross."""
-    weights = pairing.alone(left, right, rho, cross)
+    weights = pairing.alone(*pairs)
+    left, right, rho, _ = pairs
     law = *left[:2], *right[:2], rho, gap
     every = tuple(sorted({(i + x, j + y) for i, j in weights for x, y in PRICE}))
     expected = dict(zip(every, pair_derivatives(pairing.f, pairing.g, law, every), strict=True))
-    arguments = *left, *right, rho, *cross
+    arguments, tree = jax.tree.flatten(pairs)
     # The places of m, s, n, t and rho among the arguments.
     of_law = {0: 0, 1: 1, len(left): 2, len(left) + 1: 3, len(left) + len(right): 4}
     slopes = []
@@ -1042,9 +1040,7 @@ def _slopes_in_numpy(
         # imaginary step is their slope, to the last digit.
         moved = [*arguments]
         moved[place] = argument + 1j * _STEP
-        groups = moved[: len(left)], moved[len(left) : len(left) + len(right)]
-        rho_moved, *cross_moved = moved[len(left) + len(right) :]
-        changed = pairing.alone(*groups, rho_moved, tuple(cross_moved))
+        changed = pairing.alone(*jax.tree.unflatten(tree, moved))
         terms = (
             (np.imag(w) / _STEP, expected[x]) for x, w in changed.items() if np.iscomplexobj(w)
         )
@@ -1056,57 +1052,43 @@ def _slopes_in_numpy(
     return [sum((w * expected[order] for order, w in weights.items()), 0 * rho), *slopes]
 
 
-def _slopes_by_program(
-    pairing: Pairing,
-    left: tuple[np.ndarray, ...],
-    right: tuple[np.ndarray, ...],
-    rho: np.ndarray,
-    gap: np.ndarray,
-    cross: tuple[np.ndarray, ...],
-) -> list[np.ndarray]:
+def _slopes_by_program(pairing: Pairing, pairs: _Pairs, gap: np.ndarray) -> list[Any]:
     """The same of numbers, by a compiled program for the slope along one argument."""
-    count = len(rho)
+    count = len(gap)
     # Two lengths, each of which is compiled once.
     filled = (0, (_FEW if count <= _FEW else _CHUNK) - count)
-    flat, tree = jax.tree.flatten((left, right, rho, cross))
-    arguments = jax.tree.unflatten(tree, [np.pad(x, filled, "edge") for x in flat])
-    padded = np.pad(gap, filled, "edge")
+    padded = jax.tree.map(lambda x: np.pad(x, filled, "edge"), (pairs, gap))
     slopes = [
-        np.asarray(_compiled_slope(pairing, arguments, padded, direction))[:count]
-        for direction in np.eye(len(flat))
+        np.asarray(_compiled_slope(pairing, *padded, direction))[:count]
+        for direction in np.eye(len(jax.tree.leaves(pairs)))
     ]
-    return [_alone(pairing, left, right, rho, gap, cross), *slopes]
+    return [_alone(pairing, pairs, gap), *slopes]
 
 
-def _slopes_in_jax(
-    pairing: Pairing, left: Any, right: Any, rho: Real, gap: Real, cross: Cross
-) -> Real:
+def _slopes_in_jax(pairing: Pairing, pairs: _Pairs, gap: Real) -> Real:
     """The same in JAX."""
-    arguments = left, right, rho, cross
-    directions = jnp.eye(len(jax.tree.leaves(arguments)), dtype=gap.dtype)
-    every = jax.vmap(partial(_slope_in_jax, pairing, arguments, gap))(directions)
-    return jnp.concatenate([_alone(pairing, left, right, rho, gap, cross)[None], every])
+    directions = jnp.eye(len(jax.tree.leaves(pairs)), dtype=gap.dtype)
+    every = jax.vmap(partial(_slope_in_jax, pairing, pairs, gap))(directions)
+    return jnp.concatenate([_alone(pairing, pairs, gap)[None], every])
 
 
-def _slope_in_jax(
-    pairing: Pairing, arguments: tuple[Any, Any, Real, Cross], gap: Real, direction: Real
-) -> Real:
+def _slope_in_jax(pairing: Pairing, pairs: _Pairs, gap: Real, direction: Real) -> Real:
     """The slope along one argument, all of them in a row, by a forward derivative.
 
     A step's kernel has the slope 1 / sqrt(1 - rho^2): at rho = 1, where rho does not move, it is
     cut off at rounding, so that zero times the slope is zero. A kink's kernel has a slope that ends
     as sqrt(1 - rho^2), which is cut off where that is rounding.
     """
-    *_, rho, _ = arguments
+    *_, rho, _ = pairs
     sign = jnp.where(rho < 0, -1.0, 1.0)
     eps = float(jnp.finfo(gap.dtype).eps)
     floor = jnp.maximum(gap, eps**2 if pairing.ends_as_a_root else eps)
-    flat, tree = jax.tree.flatten(arguments)
+    flat, tree = jax.tree.flatten(pairs)
 
     # The gap follows rho, since it is 1 - |rho|: the derivative must move both.
     def values_at(*flat_moved: Real) -> Real:
-        own, other, moved, others = jax.tree.unflatten(tree, flat_moved)
-        return _alone(pairing, own, other, moved, floor - sign * (moved - rho), others)
+        moved = jax.tree.unflatten(tree, flat_moved)
+        return _alone(pairing, moved, floor - sign * (moved[2] - rho))
 
     tangents = tuple(x * jnp.ones_like(gap) for x in direction)
     return jax.jvp(values_at, tuple(flat), tangents)[1]
