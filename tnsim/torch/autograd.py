@@ -16,7 +16,6 @@ from typing import Any
 import jax
 import numpy as np
 import torch
-from numpy.typing import DTypeLike
 
 from tnsim.checkpoints.given import given_model
 from tnsim.compare import similarity as without_gradients
@@ -27,12 +26,9 @@ from tnsim.compare.gradients import number_and_pullback
 from tnsim.compare.inner_products import inner_products
 from tnsim.compare.request import InnerProducts, Question, Request, Two, shape_of
 from tnsim.engine import precision
-from tnsim.engine.budget import Budget
-from tnsim.engine.ir.dtypes import dtype_name
 from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.devices import backend
 from tnsim.errors import TnsimError, TooLarge
-from tnsim.metrics.metric import as_metric
 from tnsim.metrics.points import WeightedPoints
 from tnsim.metrics.protocol import Metric, adds_up
 from tnsim.models.arrays import numbers
@@ -90,15 +86,7 @@ def sample_of(a: Any, b: Any, request: Request) -> WeightedPoints | None:
     return sample
 
 
-def compared(
-    a: Any,
-    b: Any,
-    metric: Metric,
-    n_ctx: int | None,
-    centred: bool,
-    dtype: DTypeLike,
-    budget: Budget,
-) -> torch.Tensor:
+def compared(a: Any, b: Any, n_ctx: int | None, request: Request) -> torch.Tensor:
     """The cosine of two models, see `tnsim.torch.similarity`.
 
     Without means the gradient is that of a constant mean: what is left, `g = a - E a`, has the
@@ -107,11 +95,8 @@ def compared(
     Args:
         a: A module, a model, a combination of models or the path of a file.
         b: The other module, model, combination or path.
-        metric: Metric that weighs the inputs.
         n_ctx: Length of the sequences on which models with attention are compared.
-        centred: Whether models are compared without their means over the inputs.
-        dtype: Precision of the computation.
-        budget: Limits on work and memory.
+        request: Metric, precision and budget, and whether means over the inputs are left out.
 
     Returns:
         A tensor of no axes, float64.
@@ -121,14 +106,13 @@ def compared(
         TooLarge: The computation would exceed the budget.
         TnsimError: The similarity is not a number.
     """
-    metric = as_metric(metric)
+    metric, dtype, budget = request.metric, request.dtype, request.budget
     shape = shape_of(metric, a, b)
     a, b = (_model(one, metric, n_ctx, shape) for one in (a, b))
     check_comparable(a, b)
     check_untraced("tnsim.torch.similarity", a, b, metric)
-    if centred:
+    if request.centred:
         a, b = (without(one, mean_of(numbers(one), metric, budget)) for one in (a, b))
-    request = Request(metric, dtype_name(dtype), budget, squared_norms=True, centred=centred)
     sample = sample_of(a, b, request)
     comparison = comparison_of(_unclipped, a, b, request, sample)
     # Tensors among the leaves are the weights that require grad; models hold all other weights as
@@ -137,7 +121,7 @@ def compared(
     if not moving:
         value = without_gradients.similarity(a, b, metric, dtype=dtype, budget=budget)
         return torch.tensor(float(value), dtype=torch.float64)
-    arithmetic, gradient = _arithmetic((a, b), request.dtype), None
+    arithmetic, gradient = _arithmetic((a, b), dtype), None
     with execution.precision():
         weights = {n: to_jax(tensor) for n, tensor in moving.items()}
         if torch.is_grad_enabled():

@@ -22,7 +22,6 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 from jaxtyping import Float
-from numpy.typing import DTypeLike
 
 from tnsim.compare import numbers as numbers_of
 from tnsim.compare.by_points import AtPoints, points_of
@@ -34,11 +33,8 @@ from tnsim.compare.request import (
     check_comparison,
     parts,
 )
-from tnsim.engine.budget import Budget
-from tnsim.engine.ir.dtypes import dtype_name
 from tnsim.engine.runtime import execution
 from tnsim.errors import TnsimError
-from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.points import WeightedPoints
 from tnsim.models.arrays import host_array, numbers, requires_grad
 from tnsim.models.checks import check_untraced
@@ -70,19 +66,15 @@ Run: TypeAlias = Callable[[WeightedPoints, int], tuple[Vector, float, float]]
 the unit, and the sum of the lengths of the terms of a sum of models by the length of the sum."""
 
 
-def compared_on_inputs(
-    a: Any, b: Any, metric: Empirical, centred: bool, dtype: DTypeLike, budget: Budget
-) -> torch.Tensor:
+def compared_on_inputs(a: Any, b: Any, request: Request) -> torch.Tensor:
     """The cosine of two functions, of which a side at least is no model, see
     `tnsim.torch.similarity`.
 
     Args:
         a: A plain function, a module, a model or a combination of models.
         b: The other function, module, model or combination.
-        metric: Metric with the inputs.
-        centred: Whether the functions are compared without their means over the inputs.
-        dtype: Precision of the forward passes of models.
-        budget: Limits on work and memory.
+        request: An `Empirical` metric, the precision of the forward passes of models, limits on
+            work and memory, and whether means over the inputs are left out.
 
     Returns:
         A tensor of no axes, float64.
@@ -93,11 +85,10 @@ def compared_on_inputs(
         TooLarge: The forward passes of models are over the budget.
         TnsimError: Outputs, or sums of their products, are not finite.
     """
-    check_untraced("tnsim.torch.similarity", a, b, metric)
-    request = Request(metric, dtype_name(dtype), budget, squared_norms=True, centred=centred)
+    check_untraced("tnsim.torch.similarity", a, b, request.metric)
     one = _numbers(a)
     two = one if b is a else _numbers(b)
-    check_comparison(one, two, metric)
+    check_comparison(one, two, request.metric)
     first = _Side(a, one, request)
     second = first if b is a else _Side(b, two, request)
     (product, *norms), products = _inner_products(first, second, request)
