@@ -297,12 +297,7 @@ class _Law(NamedTuple):
 
 
 def gate_tables(
-    mean: tuple[Real, Real],
-    deviation: tuple[Real, Real],
-    rho: Real,
-    gap: Real,
-    width: tuple[float, float],
-    most: tuple[int, int],
+    law: tuple[Real, ...], width: tuple[float, float], most: tuple[int, int]
 ) -> tuple[Table, Table, Table, Table]:
     """Moments of two jointly normal variables behind gates, up to correlation 1 and -1.
 
@@ -325,10 +320,8 @@ def gate_tables(
     A kink (kappa = 0) has u = 0 where delta(U) is, so its tables end at power 0.
 
     Args:
-        mean: Means of u and v.
-        deviation: Standard deviations of u and v.
-        rho: Correlation of u and v.
-        gap: 1 - |rho|, with its own digits.
+        law: Mean and standard deviation of u and of v, their correlation rho, and 1 - |rho| with
+            its own digits.
         width: Noise of either gate; 0 is a kink, infinity an open gate.
         most: Highest powers of u and v in the table of gates.
 
@@ -336,8 +329,7 @@ def gate_tables(
         The tables of gates, of a density of U and a gate, of a gate and a density of V, and of
             densities; those with a density have one more power where its width is not 0.
     """
-    xp = library(*mean, *deviation, rho, gap)
-    m, n, s, t, rho, gap = xp.broadcast_arrays(*mean, *deviation, rho, gap)
+    m, s, n, t, rho, gap = library(*law).broadcast_arrays(*law)
     u, v = _Gated.of(m, s, width[0]), _Gated.of(n, t, width[1])
     first, bar = _first_entries(u, v, rho, gap)
     powers = (most[0] + 1 if u.noise else 0), (most[1] + 1 if v.noise else 0)
@@ -346,9 +338,9 @@ def gate_tables(
     # The mirror image: u and v exchanged, in tables by powers of v.
     mirrored = _given_one(v, u, rho, gap), (powers[1], most[0]), None, _transposed(both)
     at_v = _transposed(_table(first[2], *mirrored))
-    squares = xp.square(u.deviation), xp.square(v.deviation)
-    law = _Law((u.mean, v.mean), squares, rho * u.deviation * v.deviation)
-    gates = _table(first[0], law, most, at_u, at_v)
+    squares = u.deviation**2, v.deviation**2
+    whole = _Law((u.mean, v.mean), squares, rho * u.deviation * v.deviation)
+    gates = _table(first[0], whole, most, at_u, at_v)
 
     def scaled(table: Table, by_u: int, by_v: int) -> Table:
         """Moments in the units of the variables; a density has the inverse unit."""

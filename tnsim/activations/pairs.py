@@ -279,9 +279,8 @@ def _differentiated_gates(
         )
         for n, gates in enumerate((left, right))
     ]
-    gates, at_u, at_v, at_both = gate_tables(
-        (m, n), (s, t), rho, gap, width, (powers[0], powers[1])
-    )
+    law = m, s, n, t, rho, gap
+    gates, at_u, at_v, at_both = gate_tables(law, width, (powers[0], powers[1]))
     kinds = ((gates, at_v), (at_u, at_both))
 
     def at(table: list[list[Real]], p: int, q: int) -> Real:
