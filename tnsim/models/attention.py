@@ -30,9 +30,8 @@ class Attention(AffineMaps):
         output = O z + o_bias,
 
     with q1[s] = R_s (Q1 x_s + q1_bias) and so on; v is not rotated. The order in the sequence is 5:
-    two queries, two keys and a value.
-    Without RoPE and with q2 = k2 = 0 the second score is the constant q2_bias . k2_bias of a head,
-    which makes the layer linear attention.
+    two queries, two keys and a value. Without RoPE and with q2 = k2 = 0 the second score is the
+    constant q2_bias . k2_bias of a head, which makes the layer linear attention.
 
     R_s turns coordinates (i, i + d_head / 2) by the angle s * rope_base^(-2 i / d_head).
 

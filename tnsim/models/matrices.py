@@ -331,7 +331,7 @@ class AffineMaps:
             why = f" as in {factors[0]}"
             arrays[name] = matrix(getattr(self, name), f"{kind} {name}", shape, why)
             shape = arrays[name].shape
-        why = f", the rank of {' and '.join(factors)}"
+        why = f", the rank of {' and '.join(factors[:2])}"
         arrays[output] = matrix(getattr(self, output), f"{kind} {output}", (None, shape[0]), why)
         for name, array in list(arrays.items()):
             bias = bias_name(name)
