@@ -53,9 +53,15 @@ class Kind(NamedTuple):
     read: Callable[[Any], Any]
 
 
-def _nothing(value: Any) -> None:
-    if value is not None:
-        raise _Misfit
+def _such(words: str, plural: str, fits: Callable[[Any], bool]) -> Kind:
+    """The kind of the values that fit, which stay as they are."""
+
+    def read(value: Any) -> Any:
+        if not fits(value):
+            raise _Misfit
+        return value
+
+    return Kind(words, plural, read)
 
 
 def _flag(value: Any) -> bool:
@@ -92,29 +98,9 @@ def _number(value: Any) -> Any:
     return value
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise _Misfit
-    return value
-
-
-def _path(value: Any) -> Any:
-    if not isinstance(value, os.PathLike):
-        raise _Misfit
-    return value
-
-
-def _mapping(value: Any) -> Any:
+def _is_mapping(value: Any) -> bool:
     # Files of NumPy, safetensors and HDF5 are mappings by what they do.
-    if isinstance(value, type) or not (hasattr(value, "keys") and hasattr(value, "__getitem__")):
-        raise _Misfit
-    return value
-
-
-def _function(value: Any) -> Any:
-    if not callable(value):
-        raise _Misfit
-    return value
+    return not isinstance(value, type) and hasattr(value, "keys") and hasattr(value, "__getitem__")
 
 
 def _array_of(names: str) -> Kind:
@@ -136,13 +122,9 @@ def _array_of(names: str) -> Kind:
 
 def _instance_of(name: str, words: str) -> Kind:
     """Objects of a class that is not imported here, by its name."""
-
-    def read(value: Any) -> Any:
-        if all(cls.__name__ != name for cls in type(value).__mro__):
-            raise _Misfit
-        return value
-
-    return Kind(f"a {words}", f"{words}s", read)
+    return _such(
+        f"a {words}", f"{words}s", lambda value: name in (x.__name__ for x in type(value).__mro__)
+    )
 
 
 def is_list(value: Any) -> bool:
@@ -171,14 +153,14 @@ def _list_of(kind: Kind, annotation: str) -> Kind:
 
 _ANYTHING = Kind("anything", "values", lambda value: value)
 _PLAIN = {
-    "None": Kind("None", "None", _nothing),
+    "None": _such("None", "None", lambda value: value is None),
     "bool": Kind("True or False", "True or False", _flag),
     "int": Kind("an integer", "integers", _whole),
     "float": Kind("a number", "numbers", _number),
-    "str": Kind("a text", "texts", _text),
-    "PathLike": Kind("a path", "paths", _path),
-    "Mapping": Kind("a mapping", "mappings", _mapping),
-    "Callable": Kind("a function", "functions", _function),
+    "str": _such("a text", "texts", lambda value: isinstance(value, str)),
+    "PathLike": _such("a path", "paths", lambda value: isinstance(value, os.PathLike)),
+    "Mapping": _such("a mapping", "mappings", _is_mapping),
+    "Callable": _such("a function", "functions", callable),
     "DataArray": _instance_of("DataArray", "DataArray of xarray"),
     "Dataset": _instance_of("Dataset", "Dataset of xarray"),
     "TensorNetwork": _instance_of("TensorNetwork", "TensorNetwork of quimb"),

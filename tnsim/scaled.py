@@ -78,6 +78,16 @@ def library(*trees: Any) -> Any:
     return jnp if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(trees)) else np
 
 
+def not_differentiated(tree: Value) -> Value:
+    """The same arrays as constants to derivatives; arrays of NumPy as they are.
+
+    Example:
+        >>> not_differentiated(np.ones(2)).tolist()
+        [1.0, 1.0]
+    """
+    return jax.lax.stop_gradient(tree) if library(tree) is not np else tree
+
+
 def contribution(mantissa: Any, exponent: Any) -> ScaledSum:
     """An inner product that is a single term, so that its size is its absolute value."""
     return ScaledSum(mantissa, exponent, abs(mantissa))

@@ -32,7 +32,7 @@ from tnsim.activations.coefficients import coefficients, energies
 from tnsim.activations.gated import GatedInputs, GatedPairing, gated_expanded, gated_moments
 from tnsim.activations.kernels import (
     NormalInputs,
-    Plain,
+    Pairing,
     expanded,
     first_moments,
     in_turn,
@@ -738,7 +738,7 @@ def test_slopes_of_equal_and_opposite_units_of_elu(compiled):
     f = elu()
     units = [expanded(f, NormalInputs(*one)) for one in ((m, rows[0]), (n, rows[1]))]
     with jax.enable_x64(True):
-        made = with_slopes(Plain(f, f), *units, in_turn, compiled)
+        made = with_slopes(Pairing(f, f), *units, in_turn, compiled)
     found = made.values, *made.slopes
     law = zip(m, s, n, t, rho, gap, strict=True)
     expected = np.array([elu_slopes(1.0, *one) for one in law]).T
@@ -753,7 +753,7 @@ def test_slopes_where_derivatives_are_no_functions(kind, rng):
     f, count = activation(kind.split()[0]), 70  # more pairs alone than a few
     mean, rows = rng.normal(size=count), rng.normal(size=(count, 3))
     near = NormalInputs(mean * 1.01, rows + 1e-3 * rng.normal(size=rows.shape))
-    pairing, units = Plain(f, f), [expanded(f, one) for one in (NormalInputs(mean, rows), near)]
+    pairing, units = Pairing(f, f), [expanded(f, one) for one in (NormalInputs(mean, rows), near)]
     if kind == "relu gated":
         pairing, up = GatedPairing(f, f), NormalInputs(mean, rng.normal(size=rows.shape))
         both = GatedInputs(NormalInputs(mean, rows), up), GatedInputs(near, up)

@@ -427,14 +427,12 @@ def derivative(function: Activation) -> Activation:
         1.0
     """
     values: Any = function.function  # an analytic activation has a function
+    strip = min(part.strip for part in function.parts)
 
     @_in_numpy(derivatives=True)
     def slope(u: Any, order: int = 0) -> Any:
-        if isinstance(u, jax.Array):
-            return _derivative_in_jax(values, order + 1)(u)
-        return _numbers(values, u, order + 1)
+        return Remainder(values, strip)(u, order + 1)
 
-    strip = min(part.strip for part in function.parts)
     # A derivative is analytic where the function is, which is known already.
     known = (Remainder(slope, strip),)
     return Activation(slope, strip=strip, name=f"derivative of {function.name}", parts=known)

@@ -145,11 +145,9 @@ class GatedPairing(Pairing):
     """Fields c, p, q, d of either side, joined by rho, g12, g21 and eps."""
 
     slopes = 14
-
     # Fields in the order of the lemma: phi phi', f dphi', dphi f', f f' and df df', where 0 is c, 1
     # is p, 2 is q and 3 is d.
     terms = ((1, 1), (0, 2), (2, 0), (0, 0), (3, 3))
-    means = (1, 1)
 
     def weights(self, cross: Cross) -> tuple[Real, ...]:
         _, g12, g21, eps = cross

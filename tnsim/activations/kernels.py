@@ -13,7 +13,6 @@ arXiv:2002.08517, for kernels of ReLU, leaky ReLU and GELU; Kuang & Lin, arXiv:2
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,10 +27,10 @@ from jaxtyping import Array, Float
 
 from tnsim.activations.activation import Activation, Gate, Remainder, activation
 from tnsim.activations.coefficients import average, coefficients, energies
-from tnsim.activations.normal import Real, held, repeat
+from tnsim.activations.normal import Real, repeat
 from tnsim.activations.pairs import PRICE, pair_derivatives, price
 from tnsim.errors import ModelError
-from tnsim.scaled import library
+from tnsim.scaled import library, not_differentiated
 
 ORDER = 64
 """Highest order of the series of all pairs; pairs that need more are computed alone."""
@@ -53,7 +52,9 @@ Cross: TypeAlias = tuple[Real, ...]
 has besides."""
 _Bounds: TypeAlias = tuple[Real, Real, Real, Real, Real]
 """What `Kernel` has between values and slopes."""
-_Rows: TypeAlias = tuple[Float[Any, "m rank"], Float[Any, "n rank"]]
+_Pairs: TypeAlias = tuple[tuple[Real, ...], tuple[Real, ...], Real, Cross]
+"""Single pairs: parameters of the left and of the right units, correlations, and what the pairing
+has besides, arrays over the pairs."""
 Together = Callable[[Sequence[Callable[[], Any]]], list[Any]]
 """The results of independent tasks, in order."""
 
@@ -145,7 +146,7 @@ def kernel(
             f"{units.rows.shape[1]} and {other_units.rows.shape[1]} coordinates"
         )
     first, second = expanded(f, units), expanded(g, other_units)
-    return between(Plain(first.f, second.f), first, second, in_turn)
+    return between(Pairing(first.f, second.f), first, second, in_turn)
 
 
 def first_moments(
@@ -181,7 +182,7 @@ def directions(rows: Float[Any, "units rank"]) -> tuple[Real, Real]:
     xp = library(rows)
     # Rows are divided by their largest entry first, so that squares neither overflow nor vanish.
     # The divisor is a constant to derivatives, as the length does not depend on it.
-    largest = held(xp.max(abs(rows), axis=1, initial=0.0))
+    largest = not_differentiated(xp.max(abs(rows), axis=1, initial=0.0))
     scale = xp.where(largest > 0, largest, 1.0)[:, None]
     rows = rows / scale
     # A row of zeros has no direction, and the root has no slope there. Both `where`s are needed:
@@ -239,8 +240,8 @@ class Side(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Pairing(ABC):
-    """What stands at the pairs of units of two kinds of layers.
+class Pairing:
+    """What stands at the pairs of units of two kinds of layers: of plain units E f(u) g(v).
 
     Args:
         f: Activation of the first layer.
@@ -250,44 +251,64 @@ class Pairing(ABC):
 
     Attributes:
         slopes: Number of parameters of both units and of cross matrices.
-        terms: Fields of the left and of the right unit that meet in a series. The first of them
-            stands alone, the others behind `weights`.
-        means: The fields of which order 0 is the mean of a unit.
+        terms: Fields of the left and of the right unit that meet in a series, of plain units the
+            coefficients of f and g. The first of them stands alone, and its order 0 is the mean of
+            a unit; the others stand behind `weights`.
     """
 
     f: Activation
     g: Activation
     centred: bool = False
-    slopes: ClassVar[int]
-    terms: ClassVar[tuple[tuple[int, int], ...]]
-    means: ClassVar[tuple[int, int]]
+    slopes: ClassVar[int] = 5
+    terms: ClassVar[tuple[tuple[int, int], ...]] = ((0, 0),)
 
-    @abstractmethod
     def weights(self, cross: Cross) -> tuple[Real, ...]:
         """What stands before the series of all pairs of fields but the first."""
+        return ()
 
-    @abstractmethod
     def slopes_of_weights(self, cross: Cross) -> tuple[tuple[Real | float, ...], ...]:
         """Slopes of the weights by each cross matrix behind the correlations."""
+        return ()
 
-    @abstractmethod
     def cross(self, left: Expanded, right: Expanded) -> Cross:
         """Matrices over pairs: correlations, and what the pairing has besides."""
+        return (correlations(left.unit, right.unit),)
 
-    @abstractmethod
-    def side(self, f: Activation, parameters: tuple[Real, ...], slopes: bool) -> Side:
-        """Coefficients and norms of the units of one layer."""
-
-    @abstractmethod
     def smooth_enough(self, f: Activation) -> bool:
         """Whether slopes of pairs alone are expected derivatives of f, see `alone`."""
+        # The second derivative of a kink is a density; that of a jump has no value.
+        return not jumps(f)
 
     @property
-    @abstractmethod
     def ends_as_a_root(self) -> bool:
         """Whether slopes by the correlation rho end as sqrt(1 - rho^2), with finite values."""
+        return all(f.gates_at_kinks and not jumps(f) for f in (self.f, self.g))
 
-    @abstractmethod
+    def side(self, f: Activation, parameters: tuple[Real, ...], slopes: bool) -> Side:
+        """Coefficients and norms of the units of one layer."""
+        mean, deviation = parameters
+        if slopes:
+            # Slopes by the mean are coefficients of f'. By the deviation, d/ds f(m + s z) =
+            # z f'(m + s z), which raises the order by one: hence the one order more, which is cut
+            # off again.
+            c, c_slope = hermite(f, mean, deviation, ORDER + 1)
+            kinds = [at_rest(c[:-1], deviation, c_slope[0]), c_slope[:-1], times_z(c_slope)[:-1]]
+            c = c[:-1]
+        else:
+            c = coefficients(f, mean, deviation, highest_order(f, mean))
+            kinds = [c]
+        xp = library(mean)
+        energy = energies(f, mean, deviation)
+        size = xp.sqrt(energy)
+        gross = gross_size(f, mean, deviation, size)
+        rest = relative(left_over(f, c, energy), gross)
+        if not f.is_polynomial:
+            # Where squares are below the range of floats nothing is known of the rest, and pairs
+            # are computed alone.
+            least = sqrt(float(xp.finfo(c.dtype).tiny)) / float(xp.finfo(c.dtype).eps)
+            rest = xp.where((gross > 0) & (gross < least), 1.0, rest)
+        return Side(parameters, xp.stack(kinds)[:, None], rest[None], size, gross)
+
     def alone(self, left: Any, right: Any, rho: Real, cross: Cross) -> DerivativeWeights:
         """The kernel of single pairs: weights of expected derivatives of f(u) and g(v).
 
@@ -299,6 +320,7 @@ class Pairing(ABC):
         Returns:
             Weights, polynomials in all arguments, by how often f and g are differentiated.
         """
+        return {(0, 0): 1.0}
 
 
 @partial(
@@ -339,59 +361,6 @@ class Expanded:
         return Expanded(self.f, parameters, unit, across, None)
 
 
-@dataclass(frozen=True)
-class Plain(Pairing):
-    """E f(u) g(v): one field, the coefficients of f."""
-
-    slopes = 5
-    terms = ((0, 0),)
-    means = (0, 0)
-
-    def weights(self, cross: Cross) -> tuple[Real, ...]:
-        return ()
-
-    def slopes_of_weights(self, cross: Cross) -> tuple[tuple[Real | float, ...], ...]:
-        return ()
-
-    def cross(self, left: Expanded, right: Expanded) -> Cross:
-        return (correlations(left.unit, right.unit),)
-
-    def smooth_enough(self, f: Activation) -> bool:
-        # The second derivative of a kink is a density; that of a jump has no value.
-        return not jumps(f)
-
-    @property
-    def ends_as_a_root(self) -> bool:
-        return all(f.gates_at_kinks and not jumps(f) for f in (self.f, self.g))
-
-    def side(self, f: Activation, parameters: tuple[Real, ...], slopes: bool) -> Side:
-        mean, deviation = parameters
-        if slopes:
-            # Slopes by the mean are coefficients of f'. By the deviation, d/ds f(m + s z) =
-            # z f'(m + s z), which raises the order by one: hence the one order more, which is cut
-            # off again.
-            c, c_slope = hermite(f, mean, deviation, ORDER + 1)
-            kinds = [at_rest(c[:-1], deviation, c_slope[0]), c_slope[:-1], times_z(c_slope)[:-1]]
-            c = c[:-1]
-        else:
-            c = coefficients(f, mean, deviation, highest_order(f, mean))
-            kinds = [c]
-        xp = library(mean)
-        energy = energies(f, mean, deviation)
-        size = xp.sqrt(energy)
-        gross = gross_size(f, mean, deviation, size)
-        rest = relative(left_over(f, c, energy), gross)
-        if not f.is_polynomial:
-            # Where squares are below the range of floats nothing is known of the rest, and pairs
-            # are computed alone.
-            least = sqrt(float(xp.finfo(c.dtype).tiny)) / float(xp.finfo(c.dtype).eps)
-            rest = xp.where((gross > 0) & (gross < least), 1.0, rest)
-        return Side(parameters, xp.stack(kinds)[:, None], rest[None], size, gross)
-
-    def alone(self, left: Any, right: Any, rho: Real, cross: Cross) -> DerivativeWeights:
-        return {(0, 0): 1.0}
-
-
 def jumps(f: Activation) -> bool:
     """Whether an activation jumps, as steps do."""
     return any(gate.weights[0] != gate.tail for gate in f.gates_at_kinks)
@@ -408,7 +377,7 @@ def expanded(f: str | Activation, units: NormalInputs, on_device: bool = False) 
     f, units = activation(f), in_floats(units)
     deviation, unit = directions(units.rows)
     parameters = units.mean, deviation
-    return with_side(Plain(f, f), Expanded(f, parameters, unit, None, None), on_device)
+    return with_side(Pairing(f, f), Expanded(f, parameters, unit, None, None), on_device)
 
 
 def with_side(pairing: Pairing, units: Expanded, on_device: bool) -> Expanded:
@@ -428,10 +397,7 @@ def between(pairing: Pairing, first: Expanded, second: Expanded, together: Toget
     # A partner that is not traced was prepared in float64; the trace computes in floats of its own.
     dtype = (first if first.side is None else second).unit.dtype
     first, second = (units.in_trace(dtype) for units in (first, second))
-    units = first.unit, second.unit
-    values, *bounds = _values(
-        pairing, first.parameters, second.parameters, pairing.cross(first, second), units
-    )
+    values, *bounds = _values(pairing, first, second, pairing.cross(first, second))
     # Sizes and shares are bounds, of which nobody needs a derivative.
     return Kernel(values, *map(jax.lax.stop_gradient, bounds))
 
@@ -451,14 +417,13 @@ def with_slopes(
     on_host = first.side is not None and second.side is not None
     if not on_host:
         first, second = (units.in_trace(units.unit.dtype) for units in (first, second))
-    cross, sides = pairing.cross(first, second), (first.parameters, second.parameters)
+    cross = pairing.cross(first, second)
     if compiled or not on_host:
         # The program is kept by the activations and the numbers of units: the kernels of a
-        # comparison and its norms share it.
-        (values, *slopes), bounds = _in_blocks(
-            pairing, True, *sides, cross, (first.unit, second.unit)
-        )
-        return Kernel(values, *bounds)._replace(slopes=tuple(slopes))
+        # comparison and its norms share it. It makes coefficients and their slopes itself.
+        first, second = (replace(units, side=None) for units in (first, second))
+        (values, *slopes), bounds = _in_blocks(pairing, True, first, second, cross)
+        return Kernel(values, *bounds, slopes=tuple(slopes))
     first, second = (_with_tables_of_slopes(pairing, units) for units in (first, second))
     (values, *slopes), bounds = _in_tiles(pairing, first, second, cross, together, True)
     return Kernel(values, *bounds, tuple(slopes))
@@ -570,7 +535,7 @@ def at_rest(c: Real, deviation: Real, slope: Real) -> Real:
     """
     known = (deviation == 0) & jnp.isfinite(slope)
     # A change of E f'(u) itself is of second order beside a row of zeros.
-    return jnp.asarray(c).at[1].set(jnp.where(known, held(slope), c[1]))
+    return jnp.asarray(c).at[1].set(jnp.where(known, not_differentiated(slope), c[1]))
 
 
 def times_z(c: Real) -> Real:
@@ -709,8 +674,7 @@ def _series(
     kinds = range(1, len(left.tables) if slopes else 1)
     chosen = [(0, 0), *((kind, 0) for kind in kinds), *((0, kind) for kind in kinds)]
     tables = [(left.tables[m, a], right.tables[n, b]) for m, n in chosen for a, b in pairing.terms]
-    lowest = [int(pairing.centred and fields == pairing.means) for fields in pairing.terms]
-    lowest *= len(chosen)
+    lowest = [int(pairing.centred), *[0] * (len(pairing.terms) - 1)] * len(chosen)
     if slopes:
         # d/drho rho^k = k rho^(k-1).
         xp, count = library(*cross), len(pairing.terms)
@@ -873,13 +837,11 @@ def _in_tiles(
         shares += [one[1] for one in found]
 
     # What still is left takes closed forms or integrals.
-    sides, units = (first.parameters, second.parameters), (first.unit, second.unit)
-
     def alone(start: int) -> None:
         i, j = at[:, start : start + _CHUNK]
-        values[:, i, j] = _alone_at(pairing, *sides, units, cross, i, j, slopes)
+        values[:, i, j] = _alone_at(pairing, first, second, cross, i, j, slopes)
         if pairing.centred:
-            a, b = pairing.means
+            a, b = pairing.terms[0]
             values[0, i, j] -= left.tables[0, a, 0, i] * right.tables[0, b, 0, j]
 
     together([partial(alone, start) for start in range(0, at.shape[1], _CHUNK)])
@@ -887,11 +849,9 @@ def _in_tiles(
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _values(
-    pairing: Pairing, left: tuple[Real, ...], right: tuple[Real, ...], cross: Cross, units: _Rows
-) -> tuple[Real, ...]:
+def _values(pairing: Pairing, first: Expanded, second: Expanded, cross: Cross) -> tuple[Real, ...]:
     """The kernel in JAX, with its bounds; slopes make themselves once they are asked for."""
-    values, bounds = _in_blocks(pairing, False, left, right, cross, units)
+    values, bounds = _in_blocks(pairing, False, first, second, cross)
     return values[0], *bounds
 
 
@@ -900,31 +860,26 @@ def _values_jvp(
     pairing: Pairing, primals: tuple[Any, ...], tangents: tuple[Any, ...]
 ) -> tuple[tuple[Real, ...], tuple[Real, ...]]:
     (value, *slopes), bounds = _in_blocks(pairing, True, *primals)
-    change = _change_along(slopes, *tangents[:3])
+    first, second, cross = tangents
+    change = _change_along(slopes, first.parameters, second.parameters, cross)
     return (value, *bounds), (change, *map(jnp.zeros_like, bounds))
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _in_blocks(
-    pairing: Pairing,
-    slopes: bool,
-    left: tuple[Real, ...],
-    right: tuple[Real, ...],
-    cross: Cross,
-    units: _Rows,
+    pairing: Pairing, slopes: bool, first: Expanded, second: Expanded, cross: Cross
 ) -> tuple[tuple[Real, ...], _Bounds]:
     """The kernel in JAX, or the kernel and its slopes, and what `Kernel` has besides.
 
     Args:
         pairing: The activations, and what stands beside them.
         slopes: Whether slopes by the parameters of both sides and by cross matrices follow.
-        left, right: Parameters of both sides.
+        first, second: Units of the rows and of the columns.
         cross: Matrices over pairs.
-        units: Rows of length 1 of both sides.
     """
     rows, columns = cross[0].shape
-    first, second = pairing.side(pairing.f, left, slopes), pairing.side(pairing.g, right, slopes)
-    most = _turns_that_pay(pairing, first, second, cross)
+    left, right = (pairing.side(units.f, units.parameters, slopes) for units in (first, second))
+    most = _turns_that_pay(pairing, left, right, cross)
     # Even blocks of at most `_BLOCK` numbers in every array: the number of blocks, rounded up, and
     # then the rows of each.
     pairs = _BLOCK // len(pairing.terms)
@@ -941,23 +896,22 @@ def _in_blocks(
 
     def values_of(part: tuple[Side, Cross, Real]) -> tuple[Real, Real]:
         side, across, unit = part
-        series, marked, share = _tile(pairing, side, second, across, most, slopes)
+        series, marked, share = _tile(pairing, side, right, across, most, slopes)
         values = jnp.stack(series)
         if marked is None:
             return values, share
 
         def alone(i: Array, j: Array) -> Real:
-            sides = side.parameters, second.parameters
-            return _alone_at(pairing, *sides, (unit, units[1]), across, i, j, slopes)
+            units = replace(first, parameters=side.parameters, unit=unit)
+            return _alone_at(pairing, units, second, across, i, j, slopes)
 
         return _replaced(values, marked, alone), share
 
-    sides = jax.tree.map(lambda x: split(x, x.ndim - 1), first)
-    parts = sides, tuple(split(x, 0) for x in cross), split(units[0], 0)
+    sides = jax.tree.map(lambda x: split(x, x.ndim - 1), left)
+    parts = sides, tuple(split(x, 0) for x in cross), split(first.unit, 0)
     values, share = jax.lax.map(values_of, parts)
     values = jnp.moveaxis(values, 0, 1).reshape(-1, count * block, columns)[:, :rows]
-    bounds = first.size, second.size, jnp.max(share), first.gross, second.gross
-    return tuple(values), bounds
+    return tuple(values), (left.size, right.size, jnp.max(share), left.gross, right.gross)
 
 
 def _replaced(values: Array, marked: Array, alone: Callable[[Array, Array], Real]) -> Array:
@@ -989,11 +943,8 @@ def _cost(f: Activation, g: Activation) -> float:
     cost = 0.0
     for a, b in product(f.parts, g.parts):
         # Two gates have a closed form; every other pair is an integral.
-        kinds = (
-            sum(isinstance(x, Gate) for x in (a, b)),
-            sum(isinstance(x, Remainder) for x in (a, b)),
-        )
-        cost += 400 if kinds[0] == 2 else 2_000 if kinds[1] == 2 else 4_000
+        gates, rests = (sum(isinstance(x, kind) for x in (a, b)) for kind in (Gate, Remainder))
+        cost += 400 if gates == 2 else 2_000 if rests == 2 else 4_000
     return cost
 
 
@@ -1012,7 +963,7 @@ def _selected(groups: Array, ends: Array, ranks: Array) -> tuple[Array, Array]:
     return jnp.where(is_pair, group * _GROUP + within, 0), is_pair
 
 
-def _gaps(rho: Real, unit: Real, other_unit: Real, i: Any, j: Any) -> tuple[Real, Real]:
+def _gaps(rho: Real, unit: Real, other_unit: Real) -> tuple[Real, Real]:
     """Correlations and 1 - |rho|, the latter as |e -+ e'|^2 / 2 of unit rows where they are close.
 
     1 - rho^2 computed from rho near 1 keeps 1e-16 absolute, so the angle 1e-8. The distance of two
@@ -1024,7 +975,7 @@ def _gaps(rho: Real, unit: Real, other_unit: Real, i: Any, j: Any) -> tuple[Real
     sign = xp.where(rho < 0, -1.0, 1.0)
 
     def distances() -> Real:
-        difference = unit[i] - sign[:, None] * other_unit[j]
+        difference = unit - sign[:, None] * other_unit
         return 0.5 * xp.sum(xp.square(difference), 1)
 
     # Elsewhere the difference 1 - |rho| has lost two digits at most.
@@ -1034,66 +985,53 @@ def _gaps(rho: Real, unit: Real, other_unit: Real, i: Any, j: Any) -> tuple[Real
     else:
         exact = jax.lax.cond(jnp.any(close), distances, lambda: gap)
     # Rows of zeros belong to units without randomness, which correlate with nothing.
-    close &= xp.any(unit[i] != 0, 1) & xp.any(other_unit[j] != 0, 1)
+    close &= xp.any(unit != 0, 1) & xp.any(other_unit != 0, 1)
     gap = xp.where(close, exact, gap)
     return xp.where(close, sign * (1 - gap), rho), gap
 
 
 def _alone_at(
-    pairing: Pairing,
-    left: tuple[Real, ...],
-    right: tuple[Real, ...],
-    units: _Rows,
-    cross: Cross,
-    i: Any,
-    j: Any,
-    slopes: bool,
+    pairing: Pairing, first: Expanded, second: Expanded, cross: Cross, i: Any, j: Any, slopes: bool
 ) -> Real:
     """The kernel of single pairs without a series, and behind it all slopes.
 
     Args:
         pairing: The activations, and what stands beside them.
-        left, right: Parameters of both sides.
-        units: Rows of length 1 of both sides.
+        first, second: Units of the rows and of the columns.
         cross: Matrices over pairs.
         i, j: Rows and columns of the pairs.
         slopes: Whether slopes by the parameters of both sides and by cross matrices follow.
     """
-    rho, gap = _gaps(cross[0][i, j], *units, i, j)
-    left, right = tuple(x[i] for x in left), tuple(x[j] for x in right)
-    others = tuple(x[i, j] for x in cross[1:])
+    rho, gap = _gaps(cross[0][i, j], first.unit[i], second.unit[j])
+    left, right = tuple(x[i] for x in first.parameters), tuple(x[j] for x in second.parameters)
+    pairs = left, right, rho, tuple(x[i, j] for x in cross[1:])
     if not slopes:
-        return _alone(pairing, left, right, rho, gap, others)[None]
+        return _alone(pairing, pairs, gap)[None]
     slopes_of: Any = _slopes_in_jax
     if library(rho) is np:
         smooth = all(pairing.smooth_enough(f) for f in (pairing.f, pairing.g))
         slopes_of = _slopes_in_numpy if smooth else _slopes_by_program
-    return slopes_of(pairing, left, right, rho, gap, others)
+    return slopes_of(pairing, pairs, gap)
 
 
-def _alone(pairing: Pairing, left: Any, right: Any, rho: Real, gap: Real, cross: Cross) -> Real:
-    """The kernel of single pairs, given correlations and gaps."""
-    weights = pairing.alone(left, right, rho, cross)
+def _alone(pairing: Pairing, pairs: _Pairs, gap: Real) -> Real:
+    """The kernel of single pairs, given gaps, which are 1 - |rho| with their own digits."""
+    weights = pairing.alone(*pairs)
+    left, right, rho, _ = pairs
     law = *left[:2], *right[:2], rho, gap
     every = pair_derivatives(pairing.f, pairing.g, law, tuple(weights))
     terms = zip(weights.values(), every, strict=True)
     return sum((weight * expected for weight, expected in terms), 0 * rho)
 
 
-def _slopes_in_numpy(
-    pairing: Pairing,
-    left: tuple[np.ndarray, ...],
-    right: tuple[np.ndarray, ...],
-    rho: np.ndarray,
-    gap: np.ndarray,
-    cross: tuple[np.ndarray, ...],
-) -> list[np.ndarray]:
+def _slopes_in_numpy(pairing: Pairing, pairs: _Pairs, gap: np.ndarray) -> list[Any]:
     """The same in NumPy, and behind it the slopes by the parameters of both sides and by cross."""
-    weights = pairing.alone(left, right, rho, cross)
+    weights = pairing.alone(*pairs)
+    left, right, rho, _ = pairs
     law = *left[:2], *right[:2], rho, gap
     every = tuple(sorted({(i + x, j + y) for i, j in weights for x, y in PRICE}))
     expected = dict(zip(every, pair_derivatives(pairing.f, pairing.g, law, every), strict=True))
-    arguments = *left, *right, rho, *cross
+    arguments, tree = jax.tree.flatten(pairs)
     # The places of m, s, n, t and rho among the arguments.
     of_law = {0: 0, 1: 1, len(left): 2, len(left) + 1: 3, len(left) + len(right): 4}
     slopes = []
@@ -1102,9 +1040,7 @@ def _slopes_in_numpy(
         # imaginary step is their slope, to the last digit.
         moved = [*arguments]
         moved[place] = argument + 1j * _STEP
-        groups = moved[: len(left)], moved[len(left) : len(left) + len(right)]
-        rho_moved, *cross_moved = moved[len(left) + len(right) :]
-        changed = pairing.alone(*groups, rho_moved, tuple(cross_moved))
+        changed = pairing.alone(*jax.tree.unflatten(tree, moved))
         terms = (
             (np.imag(w) / _STEP, expected[x]) for x, w in changed.items() if np.iscomplexobj(w)
         )
@@ -1116,57 +1052,43 @@ def _slopes_in_numpy(
     return [sum((w * expected[order] for order, w in weights.items()), 0 * rho), *slopes]
 
 
-def _slopes_by_program(
-    pairing: Pairing,
-    left: tuple[np.ndarray, ...],
-    right: tuple[np.ndarray, ...],
-    rho: np.ndarray,
-    gap: np.ndarray,
-    cross: tuple[np.ndarray, ...],
-) -> list[np.ndarray]:
+def _slopes_by_program(pairing: Pairing, pairs: _Pairs, gap: np.ndarray) -> list[Any]:
     """The same of numbers, by a compiled program for the slope along one argument."""
-    count = len(rho)
+    count = len(gap)
     # Two lengths, each of which is compiled once.
     filled = (0, (_FEW if count <= _FEW else _CHUNK) - count)
-    flat, tree = jax.tree.flatten((left, right, rho, cross))
-    arguments = jax.tree.unflatten(tree, [np.pad(x, filled, "edge") for x in flat])
-    padded = np.pad(gap, filled, "edge")
+    padded = jax.tree.map(lambda x: np.pad(x, filled, "edge"), (pairs, gap))
     slopes = [
-        np.asarray(_compiled_slope(pairing, arguments, padded, direction))[:count]
-        for direction in np.eye(len(flat))
+        np.asarray(_compiled_slope(pairing, *padded, direction))[:count]
+        for direction in np.eye(len(jax.tree.leaves(pairs)))
     ]
-    return [_alone(pairing, left, right, rho, gap, cross), *slopes]
+    return [_alone(pairing, pairs, gap), *slopes]
 
 
-def _slopes_in_jax(
-    pairing: Pairing, left: Any, right: Any, rho: Real, gap: Real, cross: Cross
-) -> Real:
+def _slopes_in_jax(pairing: Pairing, pairs: _Pairs, gap: Real) -> Real:
     """The same in JAX."""
-    arguments = left, right, rho, cross
-    directions = jnp.eye(len(jax.tree.leaves(arguments)), dtype=gap.dtype)
-    every = jax.vmap(partial(_slope_in_jax, pairing, arguments, gap))(directions)
-    return jnp.concatenate([_alone(pairing, left, right, rho, gap, cross)[None], every])
+    directions = jnp.eye(len(jax.tree.leaves(pairs)), dtype=gap.dtype)
+    every = jax.vmap(partial(_slope_in_jax, pairing, pairs, gap))(directions)
+    return jnp.concatenate([_alone(pairing, pairs, gap)[None], every])
 
 
-def _slope_in_jax(
-    pairing: Pairing, arguments: tuple[Any, Any, Real, Cross], gap: Real, direction: Real
-) -> Real:
+def _slope_in_jax(pairing: Pairing, pairs: _Pairs, gap: Real, direction: Real) -> Real:
     """The slope along one argument, all of them in a row, by a forward derivative.
 
     A step's kernel has the slope 1 / sqrt(1 - rho^2): at rho = 1, where rho does not move, it is
     cut off at rounding, so that zero times the slope is zero. A kink's kernel has a slope that ends
     as sqrt(1 - rho^2), which is cut off where that is rounding.
     """
-    *_, rho, _ = arguments
+    *_, rho, _ = pairs
     sign = jnp.where(rho < 0, -1.0, 1.0)
     eps = float(jnp.finfo(gap.dtype).eps)
     floor = jnp.maximum(gap, eps**2 if pairing.ends_as_a_root else eps)
-    flat, tree = jax.tree.flatten(arguments)
+    flat, tree = jax.tree.flatten(pairs)
 
     # The gap follows rho, since it is 1 - |rho|: the derivative must move both.
     def values_at(*flat_moved: Real) -> Real:
-        own, other, moved, others = jax.tree.unflatten(tree, flat_moved)
-        return _alone(pairing, own, other, moved, floor - sign * (moved - rho), others)
+        moved = jax.tree.unflatten(tree, flat_moved)
+        return _alone(pairing, moved, floor - sign * (moved[2] - rho))
 
     tangents = tuple(x * jnp.ones_like(gap) for x in direction)
     return jax.jvp(values_at, tuple(flat), tangents)[1]

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.scaled import library
+from tnsim.scaled import library, not_differentiated
 
 Real = Float[Any, "..."]
 
@@ -48,11 +48,6 @@ def smallest(dtype: np.dtype) -> float:
         True
     """
     return float(np.finfo(dtype).tiny) ** (1 / 3)
-
-
-def held(x: Real) -> Real:
-    """The numbers of an array without their derivatives."""
-    return jax.lax.stop_gradient(x) if isinstance(x, jax.Array) else x
 
 
 def repeat(count: Any, body: Callable[[Any, Any], Any], state: Any) -> Any:
@@ -188,25 +183,14 @@ def gated_moments(
     Returns:
         Two lists of most + 1 arrays in the shape of mean and deviation.
     """
-    xp = library(mean, deviation)
-    if width == inf:
-        moments, at = [xp.ones_like(mean + deviation)], [xp.zeros_like(mean + deviation)]
-        inner_mean = inner_variance = at[0]
-    else:
-        unit = unit_of(mean, deviation, width)
-        mean, deviation = mean / unit, deviation / unit
-        total = xp.hypot(deviation, width)
-        h = threshold(mean, total)
-        total = xp.maximum(total, smallest(xp.result_type(mean)))
-        moments, at = [cumulative(h)], [density(h) / total]
-        inner_mean, inner_variance = mean * (width / total) ** 2, (deviation * width / total) ** 2
+    u = _Gated.of(mean, deviation, width)
+    zero, variance = 0 * (u.mean + u.deviation), u.deviation**2
+    moments, at = [u.opens + zero], [u.at_threshold + zero]
     for p in range(most):
-        moments.append(_raised(moments, p, mean, deviation**2) + deviation**2 * at[p])
-        at.append(_raised(at, p, inner_mean, inner_variance))
-    if width < inf:
-        moments = [x * unit**p for p, x in enumerate(moments)]
-        at = [x * unit ** (p - 1) for p, x in enumerate(at)]
-    return moments, at
+        moments.append(_raised(moments, p, u.mean, variance) + variance * at[p])
+        at.append(_raised(at, p, u.mean * u.kept, variance * u.kept))
+    moments = [x * u.unit**p for p, x in enumerate(moments)]
+    return moments, [x * u.unit ** (p - 1) for p, x in enumerate(at)]
 
 
 def _raised(row: list[Real], power: int, mean: Real, variance: Real) -> Real:
@@ -243,7 +227,7 @@ def unit_of(mean: Real, deviation: Real, width: float) -> Real:
         True
     """
     xp = library(mean, deviation)
-    size = held(xp.maximum(abs(mean), deviation))
+    size = not_differentiated(xp.maximum(abs(mean), deviation))
     one = xp.ones_like(size)
     if width:
         return one
@@ -253,18 +237,6 @@ def unit_of(mean: Real, deviation: Real, width: float) -> Real:
 
 Table = list[list[Real]]
 """Moments E u^p v^q w of two normal variables and a weight w, by [p][q]."""
-
-
-class GateTables(NamedTuple):
-    """E u^p a(u) v^q b(v) by [p][q], where a and b are gates or the densities of their thresholds.
-
-    With noise e of deviation width_u, a gate is 1(U > 0) and its density delta(U), U = u + e.
-    """
-
-    gates: Table
-    density_gate: Table
-    gate_density: Table
-    densities: Table
 
 
 class _Gated(NamedTuple):
@@ -300,9 +272,20 @@ class _Gated(NamedTuple):
         return cls(mean, deviation, noise, total, place, width == inf, unit)
 
     @property
-    def kept(self) -> Real:
+    def opens(self) -> Real | float:
+        """E 1(U > 0), the probability that the gate is open."""
+        return 1.0 if self.is_open else cumulative(self.threshold)
+
+    @property
+    def at_threshold(self) -> Real | float:
+        """E delta(U), the density of U at the threshold."""
+        return 0.0 if self.is_open else density(self.threshold) / self.total
+
+    @property
+    def kept(self) -> Real | float:
         """kappa^2 / S^2, the share of its mean and variance that u keeps given U = 0."""
-        return (self.noise / self.total) ** 2
+        # A quotient would have a slope that is no number where nothing varies.
+        return 0.0 if self.is_open else (self.noise / self.total) ** 2
 
 
 class _Law(NamedTuple):
@@ -314,14 +297,13 @@ class _Law(NamedTuple):
 
 
 def gate_tables(
-    mean: tuple[Real, Real],
-    deviation: tuple[Real, Real],
-    rho: Real,
-    gap: Real,
-    width: tuple[float, float],
-    most: tuple[int, int],
-) -> GateTables:
+    law: tuple[Real, ...], width: tuple[float, float], most: tuple[int, int]
+) -> tuple[Table, Table, Table, Table]:
     """Moments of two jointly normal variables behind gates, up to correlation 1 and -1.
+
+    They are E u^p a(u) v^q b(v) by [p][q], where a and b are gates or the densities of their
+    thresholds: with noise e of deviation `width`, a gate is 1(U > 0) and its density delta(U),
+    U = u + e.
 
     Let e, e' be independent noise of deviations kappa, lambda (the widths), U = u + e, V = v + e',
     S^2 = s^2 + kappa^2, T^2 = t^2 + lambda^2. Given the argument of a density, variables are normal
@@ -338,18 +320,16 @@ def gate_tables(
     A kink (kappa = 0) has u = 0 where delta(U) is, so its tables end at power 0.
 
     Args:
-        mean: Means of u and v.
-        deviation: Standard deviations of u and v.
-        rho: Correlation of u and v.
-        gap: 1 - |rho|, with its own digits.
+        law: Mean and standard deviation of u and of v, their correlation rho, and 1 - |rho| with
+            its own digits.
         width: Noise of either gate; 0 is a kink, infinity an open gate.
         most: Highest powers of u and v in the table of gates.
 
     Returns:
-        The tables; those with a density have one more power where its width is not 0.
+        The tables of gates, of a density of U and a gate, of a gate and a density of V, and of
+            densities; those with a density have one more power where its width is not 0.
     """
-    xp = library(*mean, *deviation, rho, gap)
-    m, n, s, t, rho, gap = xp.broadcast_arrays(*mean, *deviation, rho, gap)
+    m, s, n, t, rho, gap = library(*law).broadcast_arrays(*law)
     u, v = _Gated.of(m, s, width[0]), _Gated.of(n, t, width[1])
     first, bar = _first_entries(u, v, rho, gap)
     powers = (most[0] + 1 if u.noise else 0), (most[1] + 1 if v.noise else 0)
@@ -358,9 +338,9 @@ def gate_tables(
     # The mirror image: u and v exchanged, in tables by powers of v.
     mirrored = _given_one(v, u, rho, gap), (powers[1], most[0]), None, _transposed(both)
     at_v = _transposed(_table(first[2], *mirrored))
-    squares = xp.square(u.deviation), xp.square(v.deviation)
-    law = _Law((u.mean, v.mean), squares, rho * u.deviation * v.deviation)
-    gates = _table(first[0], law, most, at_u, at_v)
+    squares = u.deviation**2, v.deviation**2
+    whole = _Law((u.mean, v.mean), squares, rho * u.deviation * v.deviation)
+    gates = _table(first[0], whole, most, at_u, at_v)
 
     def scaled(table: Table, by_u: int, by_v: int) -> Table:
         """Moments in the units of the variables; a density has the inverse unit."""
@@ -369,9 +349,7 @@ def gate_tables(
             for p, row in enumerate(table)
         ]
 
-    return GateTables(
-        scaled(gates, 0, 0), scaled(at_u, 1, 0), scaled(at_v, 0, 1), scaled(both, 1, 1)
-    )
+    return scaled(gates, 0, 0), scaled(at_u, 1, 0), scaled(at_v, 0, 1), scaled(both, 1, 1)
 
 
 def _first_entries(
@@ -381,11 +359,10 @@ def _first_entries(
     xp = library(rho)
     zero = xp.zeros_like(rho)
     # E delta(U) and E delta(V) before the other gate is considered.
-    at_u, at_v = (zero if x.is_open else density(x.threshold) / x.total for x in (u, v))
+    at_u, at_v = u.at_threshold + zero, v.at_threshold + zero
     if u.is_open or v.is_open:
         # With an open gate the two thresholds do not interact.
-        opens = (1.0 if x.is_open else cumulative(x.threshold) for x in (u, v))
-        return (next(opens) * next(opens) + zero, at_u, at_v, zero), zero + 1.0
+        return (u.opens * v.opens + zero, at_u, at_v, zero), zero + 1.0
     share_u, share_v = u.deviation / u.total, v.deviation / v.total
     # 1 - |r| = (1 - |rho|) + |rho| (1 - share), and 1 - share^2 of noise is a sum of squares.
     noise = u.kept * share_v**2 + v.kept

@@ -41,14 +41,13 @@ from tnsim.activations.normal import (
     Real,
     density,
     gate_tables,
-    held,
     repeat,
     smallest,
     threshold,
     thresholds,
     unit_of,
 )
-from tnsim.scaled import library
+from tnsim.scaled import library, not_differentiated
 
 _NODES = 10_000
 """Most nodes of either sum of a double integral."""
@@ -156,15 +155,7 @@ class _Opened:
 
 
 def _kink_and_other(
-    gate: Gate,
-    part: Tail | Wave | Remainder,
-    orders: Orders,
-    m: Real,
-    s: Real,
-    n: Real,
-    t: Real,
-    rho: Real,
-    gap: Real,
+    gate: Gate, part: Tail | Wave | Remainder, orders: Orders, *law: Real
 ) -> list[Real]:
     """E of derivatives of a kink in u and of a part in v that is no gate.
 
@@ -173,6 +164,7 @@ def _kink_and_other(
     gates begin beside this density, by the same digits (`thresholds`), so that both make one
     continuous function.
     """
+    m, s, n, t, rho, gap = law
     xp = library(rho)
     exchanged = tuple((j, i) for i, j in orders)
     values = _one_integral(part, _Opened(gate), exchanged, n, t, m, s, rho, gap)
@@ -287,8 +279,8 @@ def _differentiated_gates(
         )
         for n, gates in enumerate((left, right))
     ]
-    tables = gate_tables((m, n), (s, t), rho, gap, width, (powers[0], powers[1]))
-    gates, at_u, at_v, at_both = tables
+    law = m, s, n, t, rho, gap
+    gates, at_u, at_v, at_both = gate_tables(law, width, (powers[0], powers[1]))
     kinds = ((gates, at_v), (at_u, at_both))
 
     def at(table: list[list[Real]], p: int, q: int) -> Real:
@@ -335,17 +327,7 @@ def _terms(gates: tuple[Gate, ...], derivatives: int) -> dict[tuple[int, int], n
     return {k: w for k, w in terms.items() if w.any()}
 
 
-def _one_integral(
-    part: Part,
-    closed: ClosedPart,
-    orders: Orders,
-    m: Real,
-    s: Real,
-    n: Real,
-    t: Real,
-    rho: Real,
-    gap: Real,
-) -> list[Real]:
+def _one_integral(part: Part, closed: ClosedPart, orders: Orders, *law: Real) -> list[Real]:
     """int part(m + s z) phi(z) E[closed(v) | z] dz over panels of 20 Gauss-Legendre nodes.
 
     There is a value for each order of derivatives.
@@ -357,6 +339,7 @@ def _one_integral(
     the transition decays, 2.8^-40 = 1e-18. W is 16 eps at least, so that an edge within the reach
     of 9, whose neighbours are 8 eps away, moves with every panel, and 40 panels reach any end.
     """
+    m, s, n, t, rho, gap = law
     xp, dtype = library(rho), rho.dtype
     tiny, eps = smallest(dtype), float(xp.finfo(dtype).eps)
     nodes, weights = (xp.asarray(x, dtype) for x in (NODES, WEIGHTS))
@@ -379,7 +362,7 @@ def _one_integral(
         centre = xp.clip((closed.knot - n) / signed, -1e6, 1e6)
         width = xp.maximum(xp.hypot(left_over, closed.width) / steep, 16 * eps)
     # Where panels begin and end changes no integral, so nothing is differentiated through them.
-    centre, width, longest = (held(x) for x in (centre, width, longest))
+    centre, width, longest = not_differentiated((centre, width, longest))
     # Only the check that the sum would end; the number itself is not used.
     if xp is np:
         nodes_of(part, (high - low) / longest)
@@ -431,7 +414,7 @@ def _two_integrals(a, b, orders, m, s, n, t, rho, gap):
     inner_step = trapezoidal_step(
         b.strip / xp.maximum(spread, tiny), derivatives=max(j for _, j in orders)
     )
-    low, high, step, inner_step = (held(x) for x in (low, high, step, inner_step))
+    low, high, step, inner_step = not_differentiated((low, high, step, inner_step))
     # nodes at once: all that fit beside each other in NumPy, few in a compiled loop
     rows, columns = (1, 8) if xp is jnp else (max(1, min(128, 4096 // max(1, len(rho)))), 16)
     ahead, together = xp.arange(rows, dtype=dtype), xp.arange(columns, dtype=dtype)

@@ -34,7 +34,8 @@ from tnsim.models.arrays import detached, host_array
 from tnsim.models.checks import Seed, check_comparable, check_numbers, check_untraced, seed_number
 from tnsim.models.forward import as_read, is_tokens, plain_forward
 from tnsim.models.functions import Function
-from tnsim.models.layers import bias_name, innermost, map_names
+from tnsim.models.layers import innermost, map_names
+from tnsim.models.matrices import bias_name
 from tnsim.models.model import AnyModel, Model, terms
 from tnsim.options import checked, is_list, shown
 

@@ -21,15 +21,8 @@ from tnsim.models.activated import Elementwise, Gated
 from tnsim.models.arrays import host_array, rename_errors
 from tnsim.models.attention import Attention
 from tnsim.models.checks import check_numbers, check_untraced
-from tnsim.models.layers import (
-    Bilinear,
-    Linear,
-    Multilinear,
-    Residual,
-    bias_name,
-    map_names,
-)
-from tnsim.models.matrices import Columns, SparseMatrix
+from tnsim.models.layers import Bilinear, Linear, Multilinear, Residual, map_names
+from tnsim.models.matrices import Columns, SparseMatrix, bias_name
 from tnsim.models.model import Model
 from tnsim.models.origin import Origin
 from tnsim.models.protocol import Layer

@@ -18,7 +18,8 @@ from tnsim.circuits.transformer import Affine, key_turns
 from tnsim.errors import UnsupportedLayer
 from tnsim.models.activated import Elementwise
 from tnsim.models.attention import Attention
-from tnsim.models.layers import Bilinear, Linear, Residual, bias_name, innermost, residual_rule
+from tnsim.models.layers import Bilinear, Linear, Residual, innermost, residual_rule
+from tnsim.models.matrices import bias_name
 from tnsim.models.model import Model
 from tnsim.models.origin import Origin
 from tnsim.models.protocol import Layer

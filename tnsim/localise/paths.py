@@ -60,7 +60,8 @@ from tnsim.models.components import (
     core_with_output,
     switched_layer,
 )
-from tnsim.models.layers import activation_of, affine_maps, bias_name, residual_rule
+from tnsim.models.layers import activation_of, affine_maps, residual_rule
+from tnsim.models.matrices import bias_name
 from tnsim.models.model import Model, caveats, with_dense_matrices
 from tnsim.models.origin import warn_of_caveats
 from tnsim.options import checked, shown

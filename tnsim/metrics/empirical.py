@@ -24,7 +24,32 @@ from tnsim.models.functions import input_rows
 from tnsim.options import checked, shown
 
 
-class StoredInputs:
+class RowsOnDemand:
+    """Inputs in the form of an array, of which rows are made where they are asked for.
+
+    Attributes:
+        shape: Shape of the array, the number of rows first.
+        dtype: Type of its numbers.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        raise NotImplementedError
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self[:], dtype)
+
+
+class StoredInputs(RowsOnDemand):
     """The rows of a tensor in a safetensors file, read on demand.
 
     Args:
@@ -53,21 +78,11 @@ class StoredInputs:
             # An empty slice tells the dtype of NumPy without reading a row.
             self.dtype = part[:0].dtype
 
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
     def __getitem__(self, rows: slice) -> np.ndarray:
         from safetensors import safe_open
 
         with safe_open(self.path, framework="numpy") as file:
             return file.get_slice(self._name)[rows]
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.asarray(self[:], dtype)
 
 
 def rows_of(inputs: Any) -> Any:

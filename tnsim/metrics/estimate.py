@@ -17,13 +17,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
 from tnsim.errors import ModelError
-from tnsim.metrics.empirical import Empirical
+from tnsim.metrics.empirical import Empirical, RowsOnDemand
 from tnsim.metrics.metric import Gaussian
 from tnsim.metrics.points import Points, Reading
 from tnsim.metrics.quadrature import normal_map
@@ -36,7 +35,7 @@ _MOST_COORDINATES = 21_201
 _BITS = 30  # binary digits of a coordinate in the unit cube
 
 
-class NormalInputs:
+class NormalInputs(RowsOnDemand):
     """Scrambled Sobol points of N(mean, cov), made when rows are asked for.
 
     Rows are numbered replicate by replicate. Beyond 21,201 coordinates, which is as far as tables
@@ -53,7 +52,6 @@ class NormalInputs:
         (1008, 3.0)
     """
 
-    ndim: int
     dtype = np.dtype(np.float64)
 
     def __init__(self, metric: Gaussian, shape: tuple[int, ...], samples: int) -> None:
@@ -62,10 +60,6 @@ class NormalInputs:
         n_ctx = shape[0] if len(shape) == 2 else None
         self._to_inputs = normal_map(metric, Reading(shape[-1], n_ctx, degree=1))
         self.shape = (self._each * REPLICATES, *shape)
-        self.ndim = len(self.shape)
-
-    def __len__(self) -> int:
-        return self.shape[0]
 
     def __getitem__(self, rows: slice) -> Float[np.ndarray, "rows ..."]:
         start, stop, _ = rows.indices(len(self))
@@ -76,9 +70,6 @@ class NormalInputs:
             blocks.append(self._normal_numbers(replicate, *within))
         z = np.concatenate(blocks) if blocks else np.zeros((0, self._coordinates))
         return self._to_inputs(z)
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.asarray(self[:], dtype)
 
     def _normal_numbers(self, replicate: int, start: int, stop: int) -> np.ndarray:
         """Rows start to stop - 1 of a replicate, as standard normal numbers."""

@@ -26,12 +26,12 @@ from jaxtyping import Float
 from tnsim.errors import ModelError
 from tnsim.metrics.pairings import PairingRule
 from tnsim.metrics.protocol import Metric
-from tnsim.models.arrays import Array, as_array, in_float64, not_differentiated, pytree
+from tnsim.models.arrays import Array, as_array, in_float64, pytree
 from tnsim.models.checks import check_untraced
 from tnsim.models.functions import input_rows
 from tnsim.models.scaling import replaced
 from tnsim.names import COVARIANCE, MEAN
-from tnsim.scaled import library, shifted
+from tnsim.scaled import library, not_differentiated, shifted
 
 PositionForm = Literal["alike", "each", "full"]
 """Dependence on positions: the same at each, different at each, or full between positions."""
@@ -170,25 +170,17 @@ class SequenceInputs(NamedTuple):
     Args:
         mean: Form of the mean: None for zero, "alike" at every position, or "each" where every
             position has its own.
-        covariance: Form of the covariance: "identity", "diagonal" or "matrix" over coordinates,
-            the same at every position and independent between positions; "each diagonal" where
-            every position has a diagonal of its own; "full" over all positions and coordinates.
+        covariance: Form of the covariance over positions and whether only a diagonal is stored;
+            None for the identity. A form that is "alike" is independent between positions.
     """
 
     mean: Literal["alike", "each"] | None
-    covariance: str
+    covariance: tuple[PositionForm, bool] | None
 
     @property
     def form(self) -> tuple[PositionForm, bool]:
-        """The pair (form over positions, whether only a diagonal is stored) of the covariance."""
-        forms: dict[str, tuple[PositionForm, bool]] = {
-            "identity": ("alike", False),
-            "diagonal": ("alike", True),
-            "matrix": ("alike", False),
-            "each diagonal": ("each", True),
-            "full": ("full", False),
-        }
-        return forms[self.covariance]
+        """The form of the covariance; the identity counts as a matrix."""
+        return self.covariance or ("alike", False)
 
     def mean_shape(self, d: int, n_ctx: int) -> tuple[int, ...]:
         """Shape of the mean over n_ctx positions of d coordinates."""
@@ -196,14 +188,9 @@ class SequenceInputs(NamedTuple):
 
     def covariance_shape(self, d: int, n_ctx: int) -> tuple[int, ...]:
         """Shape of the covariance over n_ctx positions; the identity counts as a matrix."""
-        shapes = {
-            "identity": (d, d),
-            "diagonal": (d,),
-            "matrix": (d, d),
-            "each diagonal": (n_ctx, d),
-            "full": (n_ctx, d, n_ctx, d),
-        }
-        return shapes[self.covariance]
+        over, is_diagonal = self.form
+        shape = (d,) if over == "alike" else (n_ctx, d)
+        return shape if is_diagonal else shape * 2
 
 
 def input_kind(metric: Metric, lifted: bool) -> InputKind:
@@ -318,22 +305,13 @@ def moments_at_a_position(metric: Metric, d: int, n_ctx: int | None) -> tuple[An
         >>> second.matrix().tolist()
         [[1.0, 2.0], [2.0, 5.0]]
     """
-    mean, cov = _mean_and_covariance(metric)
-    if n_ctx is None:
-        check_coordinates(metric, d)
-    else:
-        form = sequence_inputs(metric, d, n_ctx)
-        moments = sequence_moments(metric, d, n_ctx)
-        mean, cov = moments.get(MEAN), moments.get(COVARIANCE)
-        if cov is not None and form.covariance == "each diagonal":
-            cov = cov.mean(axis=0)
-        elif cov is not None and form.covariance == "full":
-            # The mean over positions of the diagonal blocks; blocks between positions are no
-            # moments of a single position.
-            cov = library(cov).einsum("skSl,sS->kl", cov, np.eye(n_ctx) / n_ctx)
-    xp = library(mean, cov)
-    rows = xp.zeros((1, d)) if mean is None else mean.reshape(-1, d)
+    _, means, covs = zip(*marginals(metric, d, n_ctx), strict=True)
+    # What is alike at every position is one object.
+    means, covs = (each[:1] if each[0] is each[-1] else each for each in (means, covs))
+    xp = library(means, covs)
+    rows = xp.zeros((1, d)) if means[0] is None else xp.stack(means)
     means = xp.concatenate([xp.ones((len(rows), 1)), rows], axis=1)
+    cov = None if covs[0] is None else sum(covs) / len(covs)
     if len(means) == 1 and (cov is None or cov.ndim == 1):
         spread = xp.concatenate([xp.zeros(1), xp.ones(d) if cov is None else cov])
         return means[0], MomentInParts(spread, means[0])
@@ -372,14 +350,11 @@ def marginals(metric: Metric, d: int, n_ctx: int | None) -> tuple[tuple[int, Any
     over, _ = form.form
     if form.mean != "each" and over == "alike":
         return ((n_ctx, mean, cov),)
-    groups = []
-    for s in range(n_ctx):
-        own_mean = mean[s] if mean is not None and form.mean == "each" else mean
-        own_cov = cov
-        if cov is not None and over != "alike":
-            own_cov = cov[s] if over == "each" else cov[s, :, s]
-        groups.append((1, own_mean, own_cov))
-    return tuple(groups)
+    means: Any = mean if form.mean == "each" else [mean] * n_ctx
+    covs: Any = cov if over == "each" else [cov] * n_ctx
+    if over == "full":  # blocks between positions are no moments of a single position
+        covs = [every[s, :, s] for s, every in enumerate(covs)]
+    return tuple((1, *moments) for moments in zip(means, covs, strict=True))
 
 
 _NOISE = 1e-14
@@ -525,11 +500,11 @@ def sequence_inputs(metric: Metric, d: int, n_ctx: int) -> SequenceInputs:
         (n_ctx, d): "each",
         (every,): "each",
     }
-    covariances = {
-        (every,): "each diagonal",
-        (every, every): "full",
-        (d,): "diagonal",  # last, so that with a single position the simpler forms win
-        (d, d): "matrix",
+    covariances: dict[tuple[int, ...], tuple[PositionForm, bool]] = {
+        (every,): ("each", True),
+        (every, every): ("full", False),
+        (d,): ("alike", True),  # last, so that with a single position the simpler forms win
+        (d, d): ("alike", False),
     }
     for what, array, known in (("mean", mean, means), ("covariance", cov, covariances)):
         if array is not None and tuple(array.shape) not in known:
@@ -540,9 +515,7 @@ def sequence_inputs(metric: Metric, d: int, n_ctx: int) -> SequenceInputs:
     mean_form = None if mean is None else means[tuple(mean.shape)]
     if mean_form is not None and n_ctx == 1:
         mean_form = "alike"
-    if cov is None:
-        return SequenceInputs(mean_form, "identity")
-    return SequenceInputs(mean_form, covariances[tuple(cov.shape)])
+    return SequenceInputs(mean_form, None if cov is None else covariances[tuple(cov.shape)])
 
 
 def sequence_moments(metric: Metric, d: int, n_ctx: int) -> dict[str, Any]:
@@ -578,10 +551,9 @@ def flattened(metric: Metric, d: int, n_ctx: int) -> Metric:
     if mean is not None:
         mean = np.asarray(mean).reshape(-1)
         mean = np.tile(mean, n_ctx) if inputs.mean == "alike" else mean
-    if inputs.covariance == "diagonal":
-        cov = np.tile(cov, n_ctx)
-    elif inputs.covariance == "matrix":
-        cov = np.kron(np.eye(n_ctx), cov)
+    over, is_diagonal = inputs.form
+    if cov is not None and over == "alike":
+        cov = np.tile(cov, n_ctx) if is_diagonal else np.kron(np.eye(n_ctx), cov)
     return dataclasses.replace(metric, mean=mean, cov=cov)
 
 

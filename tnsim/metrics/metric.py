@@ -292,11 +292,6 @@ def is_expectation(metric: Metric) -> bool:
     return isinstance(metric, Gaussian | GaussianClosure) or adds_up(metric)
 
 
-def joins_legs(metric: Metric) -> bool:
-    """Whether a metric joins input legs, instead of adding up over inputs."""
-    return not adds_up(metric)
-
-
 def joins_whole_trees(metric: type, nonlinear_layers: int) -> bool:
     """Whether a metric joins the legs of whole trees, instead of layer over layer."""
     return metric is Symmetric or (metric is Gaussian and nonlinear_layers > 1)

@@ -234,12 +234,7 @@ def _beginnings_block(whole: Points, vocabulary: int, start: int, stop: int) -> 
     return WeightedPoints(Prefixes(tuple(tokens)), np.concatenate(logs))
 
 
-def draws(
-    count: int,
-    seed: int,
-    draw: Draw,
-    tokens: bool = False,
-) -> Points:
+def draws(count: int, seed: int, draw: Draw, tokens: bool = False) -> Points:
     """Independent draws, equally weighted.
 
     Args:

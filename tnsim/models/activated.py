@@ -18,7 +18,7 @@ from jaxtyping import Float
 from tnsim.activations.activation import Activation, activation, jump_relu
 from tnsim.errors import ModelError
 from tnsim.models.arrays import Array, is_count, pytree, set_arrays, vector
-from tnsim.models.matrices import affine, matrix, written_out
+from tnsim.models.matrices import AffineMaps, affine, matrix, written_out
 from tnsim.options import checked
 
 
@@ -87,7 +87,7 @@ class Elementwise:
 
 @pytree
 @dataclass(frozen=True, eq=False)
-class Gated:
+class Gated(AffineMaps):
     """An affine map times an activation of another: `D (f(G x + g) * (U x + u)) + b`.
 
     SwiGLU is the case "silu", GeGLU "gelu", ReGLU "relu". The case "identity" is a `Bilinear`
@@ -182,25 +182,11 @@ class Gated:
         return cls(*scaled, jump_relu(1.0), bias, None, down_bias)
 
     def __post_init__(self) -> None:
-        gate = matrix(self.gate, "Gated gate", (None, None))
-        rank, d_in = gate.shape
-        up = self.up
-        if up is not None:
-            up = matrix(up, "Gated up", (rank, d_in), " as in gate")
-        elif self.up_bias is not None:
+        if self.up is None and self.up_bias is not None:
             # The bias would be a second factor without a matrix: a constant per unit.
             raise ModelError("Gated has an up_bias but no up: move the numbers into down")
-        down = matrix(self.down, "Gated down", (None, rank), ", the rank of gate and up")
-        set_arrays(
-            self,
-            gate=gate,
-            up=up,
-            down=down,
-            activation=activation(self.activation),
-            gate_bias=vector(self.gate_bias, "Gated gate_bias", rank),
-            up_bias=vector(self.up_bias, "Gated up_bias", rank),
-            down_bias=vector(self.down_bias, "Gated down_bias", down.shape[0]),
-        )
+        set_arrays(self, activation=activation(self.activation))
+        super().__post_init__()
 
     @property
     def order(self) -> Any:
@@ -208,14 +194,9 @@ class Gated:
         return math.inf
 
     @property
-    def d_in(self) -> int:
-        """Coordinates of the input."""
-        return self.gate.shape[-1]
-
-    @property
-    def d_out(self) -> int:
-        """Coordinates of the output."""
-        return self.down.shape[-2]
+    def maps(self) -> tuple[tuple[str, ...], str]:
+        """Names of the factors and of the output map."""
+        return ("gate",) if self.up is None else ("gate", "up"), "down"
 
     @property
     def multiplies(self) -> bool:
@@ -227,8 +208,7 @@ class Gated:
         """Hidden units, over which products are summed."""
         return self.gate.shape[-2]
 
-    def __call__(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"]:
-        hidden = self.activation(affine(x, self.gate, self.gate_bias))
-        if self.up is not None:
-            hidden = hidden * affine(x, self.up, self.up_bias)
-        return affine(hidden, self.down, self.down_bias)
+    def hidden(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch rank"]:
+        """Values of the hidden units, which D multiplies."""
+        units = self.activation(affine(x, self.gate, self.gate_bias))
+        return units if self.up is None else units * affine(x, self.up, self.up_bias)

@@ -20,7 +20,6 @@ import numpy as np
 from jax.core import Tracer
 
 from tnsim.errors import ModelError, in_one_line
-from tnsim.scaled import library
 
 T = TypeVar("T")
 Array: TypeAlias = jax.Array | np.ndarray
@@ -161,16 +160,6 @@ def is_traced(tree: Any) -> bool:
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))
 
 
-def not_differentiated(tree: T) -> T:
-    """The same arrays as constants to derivatives; arrays of NumPy as they are.
-
-    Example:
-        >>> not_differentiated(np.ones(2)).tolist()
-        [1.0, 1.0]
-    """
-    return jax.lax.stop_gradient(tree) if library(tree) is not np else tree
-
-
 def weights_dtype(*trees: Any) -> str:
     """The dtype that the arrays of pytrees share by the promotion rules of JAX, without numbers.
 
@@ -259,15 +248,13 @@ def numbers(tree: T) -> T:
         >>> numbers((1.0, None))
         (1.0, None)
     """
+    return jax.tree.map(lambda x: _on_host(x.detach()) if requires_grad(x) else x, tree)
 
-    def number(leaf: Any) -> Any:
-        if not requires_grad(leaf):
-            return leaf
-        if not leaf.ndim:
-            return float(leaf.detach())
-        return _read_only(host_array(leaf.detach()))
 
-    return jax.tree.map(number, tree)
+def _on_host(value: Any) -> np.ndarray | float:
+    """A read-only array of NumPy, or a float for a single number."""
+    array = host_array(value)
+    return _read_only(array) if array.ndim else float(array)
 
 
 def with_numpy(tree: T) -> T:
@@ -297,15 +284,9 @@ def with_numpy(tree: T) -> T:
             return leaf.dtype == _wide_dtype(leaf.dtype) or leaf.dtype.kind in "iub"
         return not hasattr(leaf, "dtype") or requires_grad(leaf)
 
-    def of_numpy(leaf: Any) -> Any:
-        if is_kept(leaf):
-            return leaf
-        array = host_array(leaf)
-        return _read_only(array) if array.ndim else float(array)
-
     if is_traced(tree) or all(map(is_kept, jax.tree.leaves(tree))):
         return tree
-    return jax.tree.map(of_numpy, tree)
+    return jax.tree.map(lambda leaf: leaf if is_kept(leaf) else _on_host(leaf), tree)
 
 
 def in_float64(weights: T) -> T:
@@ -450,7 +431,7 @@ def _wide_dtype(dtype: Any) -> Any:
 
 
 def set_arrays(layer: Any, /, **values: Any) -> None:
-    """Set attributes of a frozen layer during its construction."""
+    """Set attributes of a frozen layer or model during its construction."""
     for name, value in values.items():
         object.__setattr__(layer, name, value)
 

@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from tnsim.errors import ModelError
 from tnsim.models.arrays import Array, as_array, is_count, pytree, set_arrays, vector
-from tnsim.models.matrices import affine, matrix
+from tnsim.models.matrices import AffineMaps, affine, matrix
 from tnsim.options import checked
 from tnsim.scaled import library
 
@@ -21,7 +21,7 @@ MASKS = ("causal", "none")
 @checked(own="rope_base")
 @pytree
 @dataclass(frozen=True, eq=False)
-class Attention:
+class Attention(AffineMaps):
     """Bilinear attention on a sequence.
 
     Per head and position s, with positions t of keys,
@@ -29,9 +29,9 @@ class Attention:
         z[s]   = sum_t mask[s, t] (q1[s] . k1[t]) (q2[s] . k2[t]) / d_head^2  v[t]
         output = O z + o_bias,
 
-    with q1[s] = R_s (Q1 x_s + q1_bias) and so on; v is not rotated. The order in the sequence is 5.
-    Without RoPE and with q2 = k2 = 0 the second score is the constant q2_bias . k2_bias of a head,
-    which makes the layer linear attention.
+    with q1[s] = R_s (Q1 x_s + q1_bias) and so on; v is not rotated. The order in the sequence is 5:
+    two queries, two keys and a value. Without RoPE and with q2 = k2 = 0 the second score is the
+    constant q2_bias . k2_bias of a head, which makes the layer linear attention.
 
     R_s turns coordinates (i, i + d_head / 2) by the angle s * rope_base^(-2 i / d_head).
 
@@ -74,6 +74,7 @@ class Attention:
     o_bias: Float[Array, " out"] | None = None
     mask: str = dataclasses.field(default="causal", metadata={"static": True})
     rope_base: float | None = dataclasses.field(default=10_000.0, metadata={"static": True})
+    maps = ("q1", "k1", "q2", "k2", "v"), "o"
 
     def __post_init__(self) -> None:
         q1 = matrix(self.q1, "Attention q1", (None, None))
@@ -99,21 +100,6 @@ class Attention:
             bias = f"{name}_bias"
             arrays[bias] = vector(getattr(self, bias), f"Attention {bias}", array.shape[0])
         set_arrays(self, **arrays)
-
-    @property
-    def order(self) -> int:
-        """Degree in the sequence: two queries, two keys and a value."""
-        return 5
-
-    @property
-    def d_in(self) -> int:
-        """Coordinates of the input at a single position."""
-        return self.q1.shape[-1]
-
-    @property
-    def d_out(self) -> int:
-        """Coordinates of the output at a single position."""
-        return self.o.shape[-2]
 
     @property
     def d_head(self) -> int:
@@ -171,9 +157,6 @@ class Attention:
         z = (score("q1", "k1") * score("q2", "k2") * share) @ by_head("v")
         z = z.swapaxes(-3, -2)  # (*batch, position, head, row)
         return z.reshape((*z.shape[:-2], -1))
-
-    def __call__(self, x: Float[Array, "*batch ctx in"]) -> Float[Array, "*batch ctx out"]:
-        return affine(self.hidden(x), self.o, self.o_bias)
 
 
 def rotated(

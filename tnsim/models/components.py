@@ -41,11 +41,10 @@ from tnsim.models.layers import (
     Residual,
     activation_of,
     affine_maps,
-    bias_name,
     innermost,
     residual_rule,
 )
-from tnsim.models.matrices import affine, written_out
+from tnsim.models.matrices import affine, bias_name, written_out
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
 from tnsim.models.scaling import replaced
@@ -855,7 +854,6 @@ def _wired_layer(
     blocks, core = len(parts) + 1, innermost(layer)
     rows, output = affine_maps(core)
     weight, bias = getattr(core, output), _output_bias(core)
-    skip, scale = residual_rule(layer)
     values: dict[str, Any] = {bias_name(output): None}
     for name in rows:
         # Every leg has a column for each block, multiplied by the gate of its edge.
@@ -887,8 +885,7 @@ def _wired_layer(
         row = known[np.array(_gate_numbers(place, target, "in", blocks))]
         only = np.eye(blocks)[target + 1][:, None] * row[None, :]
         values[output] = library(only, weight).kron(only, weight)
-    core = replaced(core, values)
-    return Residual(core, skip, scale) if isinstance(layer, Residual) else core
+    return with_core(layer, replaced(core, values))
 
 
 def _gate_numbers(place: Mapping[Edge, int], target: int, leg: str, blocks: int) -> list[int]:

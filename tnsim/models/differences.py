@@ -36,16 +36,8 @@ from jaxtyping import Float
 
 from tnsim.models.arrays import as_array, is_traced, vector
 from tnsim.models.attention import Attention
-from tnsim.models.layers import (
-    Linear,
-    Residual,
-    affine_maps,
-    bias_name,
-    innermost,
-    map_names,
-    residual_rule,
-)
-from tnsim.models.matrices import is_sparse
+from tnsim.models.layers import Linear, Residual, affine_maps, innermost, map_names, residual_rule
+from tnsim.models.matrices import bias_name, is_sparse
 from tnsim.models.model import Combination, Model, terms
 from tnsim.models.protocol import Layer
 from tnsim.models.scaling import replaced

@@ -41,22 +41,14 @@ from jax.core import Tracer
 from jaxtyping import Float, Int
 
 from tnsim.errors import ModelError
-from tnsim.models.arrays import Array, add, not_differentiated
+from tnsim.models.arrays import Array, add
 from tnsim.models.attention import Attention, rotated
-from tnsim.models.layers import (
-    Linear,
-    Residual,
-    activation_of,
-    affine_maps,
-    bias_name,
-    innermost,
-    map_names,
-)
-from tnsim.models.matrices import affine, is_sparse
+from tnsim.models.layers import Linear, Residual, activation_of, affine_maps, innermost, map_names
+from tnsim.models.matrices import affine, bias_name, is_sparse
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
 from tnsim.models.scaling import Unit, replaced, scaled
-from tnsim.scaled import Scaled, larger, library, shifted, split
+from tnsim.scaled import Scaled, larger, library, not_differentiated, shifted, split
 
 Inputs: TypeAlias = Float[Array, "points *positions in"] | Int[Array, "points positions"]
 """Vectors, sequences of vectors, or sequences of token ids (which stand for one-hot vectors)."""
@@ -488,8 +480,6 @@ def hidden_values(core: Any, state: Any, counts: tuple[int, ...] | None) -> Any:
         >>> hidden_values(Linear([[2.0]]), np.ones((3, 1)), None).ravel().tolist()
         [1.0, 1.0, 1.0]
     """
-    if isinstance(core, Linear):
-        return state
     if isinstance(core, Attention) and counts is not None:
         return _causal_values(core, state, 0.0, counts)
     return core.hidden(state)
@@ -609,9 +599,12 @@ def directions(model: Model, most: int) -> Float[np.ndarray, "rows in"] | None:
     reading = reading_layers(model)
     if not reading:
         return np.eye(model.d_in) if model.d_in <= most else None
-    if min(model.d_in, _factor_rows(reading[-1])) > most:
+    if min(model.d_in, sum(factor.shape[0] for factor in _factors_of(reading[-1]))) > most:
         return None
-    matrices = map(_stacked_factors, scaled(Model(reading)).value.layers)
+    matrices = [
+        np.concatenate([np.asarray(factor, np.float64) for factor in _factors_of(layer)])
+        for layer in scaled(Model(reading)).value.layers
+    ]
     # Rows of the reading layer times the linear layers before it span the same directions as the
     # composed map reads.
     return functools.reduce(lambda rows, matrix: matrix @ rows, matrices)
@@ -635,17 +628,10 @@ def reading_layers(model: Model) -> tuple[Layer, ...]:
     return (*linear, *following)
 
 
-def _factor_rows(layer: Layer) -> int:
-    """Number of rows through which a layer reads its input."""
-    factors, output = affine_maps(innermost(layer))
-    return sum(getattr(layer, name).shape[0] for name in factors or (output,))
-
-
-def _stacked_factors(layer: Layer) -> Float[np.ndarray, "rows in"]:
-    """The matrices through which a layer without a skip reads its input, stacked by rows."""
-    factors, output = affine_maps(innermost(layer))
-    matrices = [getattr(layer, name) for name in factors or (output,)]
-    return np.concatenate([np.asarray(matrix, np.float64) for matrix in matrices])
+def _factors_of(layer: Layer) -> list[Any]:
+    """The matrices through which a layer without a skip reads its input."""
+    factors, output = affine_maps(layer)
+    return [getattr(layer, name) for name in factors or (output,)]
 
 
 def embedded(layers: Sequence[Layer], inputs: Any) -> tuple[Any, int]:

@@ -9,7 +9,6 @@ in `activated`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -21,22 +20,14 @@ from jaxtyping import Float
 from tnsim.activations.activation import Activation
 from tnsim.errors import ModelError, UnsupportedLayer
 from tnsim.models.activated import Elementwise, Gated
-from tnsim.models.arrays import (
-    Array,
-    is_traced,
-    pytree,
-    requires_grad,
-    scalar,
-    set_arrays,
-    vector,
-)
+from tnsim.models.arrays import Array, is_traced, pytree, requires_grad, scalar, set_arrays
 from tnsim.models.attention import Attention
-from tnsim.models.matrices import affine, matrix
+from tnsim.models.matrices import AffineMaps
 from tnsim.models.protocol import Layer, OwnLayer
 from tnsim.options import checked
 
 
-class Multilinear:
+class Multilinear(AffineMaps):
     """A product of any number of affine maps: `D (h_1 * ... * h_n) + b` with `h_j = W_j x + b_j`.
 
     Every polynomial of order n has this form, with enough hidden units. `Bilinear` is the case of
@@ -82,24 +73,19 @@ class Multilinear:
             biases = list(leg_biases)
         if len(biases) != len(legs):
             raise ModelError(f"Multilinear has {len(legs)} legs but {len(biases)} leg biases")
-        rank, d_in = matrix(legs[0], "Multilinear leg 0", (None, None)).shape
-        arrays = {}
+        given: dict[str, Any] = {"down": down, "down_bias": down_bias}
         for n, (leg, bias) in enumerate(zip(legs, biases, strict=True)):
-            what = f"Multilinear leg {n}"
-            arrays[f"leg{n}"] = matrix(leg, what, (rank, d_in), " as in leg 0")
-            arrays[f"leg{n}_bias"] = vector(bias, f"{what} bias", rank)
-        down = matrix(down, "Multilinear down", (None, rank), ", the rank of the legs")
-        arrays["down"] = down
-        arrays["down_bias"] = vector(down_bias, "Multilinear down_bias", down.shape[0])
-        set_arrays(self, **arrays, n_legs=len(legs))
+            given |= {f"leg{n}": leg, f"leg{n}_bias": bias}
+        set_arrays(self, n_legs=len(legs), **given)
+        self.__post_init__()
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"Multilinear is immutable, cannot set {name!r}; build a new one")
 
     @property
-    def order(self) -> int:
-        """Degree in the input, the number of legs."""
-        return self.n_legs
+    def maps(self) -> tuple[tuple[str, ...], str]:
+        """Names of the legs and of the output map."""
+        return tuple(f"leg{n}" for n in range(self.n_legs)), "down"
 
     @property
     def legs(self) -> tuple[Float[Array, "rank in"], ...]:
@@ -112,28 +98,9 @@ class Multilinear:
         return tuple(getattr(self, f"leg{n}_bias") for n in range(self.n_legs))
 
     @property
-    def d_in(self) -> int:
-        """Coordinates of the input."""
-        return self.legs[0].shape[-1]
-
-    @property
-    def d_out(self) -> int:
-        """Coordinates of the output."""
-        return self.down.shape[-2]
-
-    @property
     def rank(self) -> int:
         """Hidden units, over which products are summed."""
         return self.down.shape[-1]
-
-    def hidden(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch rank"]:
-        """Values of the hidden units, which D multiplies."""
-        maps = zip(self.legs, self.leg_biases, strict=True)
-        values: Any = math.prod(affine(x, leg, bias) for leg, bias in maps)
-        return values
-
-    def __call__(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"]:
-        return affine(self.hidden(x), self.down, self.down_bias)
 
     def __repr__(self) -> str:
         return f"Multilinear({self.n_legs} legs, {self.d_in} -> {self.d_out}, rank {self.rank})"
@@ -158,7 +125,7 @@ jax.tree_util.register_pytree_node(Multilinear, _flatten, _unflatten)
 
 @pytree
 @dataclass(frozen=True, eq=False)
-class Linear:
+class Linear(AffineMaps):
     """The affine map `W x + b`.
 
     Args:
@@ -178,33 +145,16 @@ class Linear:
 
     weight: Float[Array, "out in"]
     bias: Float[Array, " out"] | None = None
+    maps = (), "weight"
 
-    def __post_init__(self) -> None:
-        weight = matrix(self.weight, "Linear weight", (None, None))
-        set_arrays(self, weight=weight, bias=vector(self.bias, "Linear bias", weight.shape[0]))
-
-    @property
-    def order(self) -> int:
-        """Degree in the input."""
-        return 1
-
-    @property
-    def d_in(self) -> int:
-        """Coordinates of the input."""
-        return self.weight.shape[-1]
-
-    @property
-    def d_out(self) -> int:
-        """Coordinates of the output."""
-        return self.weight.shape[-2]
-
-    def __call__(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"]:
-        return affine(x, self.weight, self.bias)
+    def hidden(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch in"]:
+        """The input itself, which W multiplies."""
+        return x
 
 
 @pytree
 @dataclass(frozen=True, eq=False)
-class Bilinear:
+class Bilinear(AffineMaps):
     """A product of two affine maps, entry by entry: `D ((L x + l) * (R x + r)) + b`.
 
     Args:
@@ -235,49 +185,12 @@ class Bilinear:
     left_bias: Float[Array, " rank"] | None = None
     right_bias: Float[Array, " rank"] | None = None
     down_bias: Float[Array, " out"] | None = None
-
-    def __post_init__(self) -> None:
-        left = matrix(self.left, "Bilinear left", (None, None))
-        rank, d_in = left.shape
-        right = matrix(self.right, "Bilinear right", (rank, d_in), " as in left")
-        down = matrix(self.down, "Bilinear down", (None, rank), ", the rank of left and right")
-        set_arrays(
-            self,
-            left=left,
-            right=right,
-            down=down,
-            left_bias=vector(self.left_bias, "Bilinear left_bias", rank),
-            right_bias=vector(self.right_bias, "Bilinear right_bias", rank),
-            down_bias=vector(self.down_bias, "Bilinear down_bias", down.shape[0]),
-        )
-
-    @property
-    def order(self) -> int:
-        """Degree in the input."""
-        return 2
-
-    @property
-    def d_in(self) -> int:
-        """Coordinates of the input."""
-        return self.left.shape[-1]
-
-    @property
-    def d_out(self) -> int:
-        """Coordinates of the output."""
-        return self.down.shape[-2]
+    maps = ("left", "right"), "down"
 
     @property
     def rank(self) -> int:
         """Hidden units, over which products are summed."""
         return self.left.shape[-2]
-
-    def hidden(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch rank"]:
-        """Values of the hidden units, which D multiplies."""
-        left = affine(x, self.left, self.left_bias)
-        return left * affine(x, self.right, self.right_bias)
-
-    def __call__(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"]:
-        return affine(self.hidden(x), self.down, self.down_bias)
 
 
 @pytree
@@ -374,16 +287,8 @@ def affine_maps(core: Layer) -> tuple[tuple[str, ...], str]:
         >>> affine_maps(Bilinear(np.eye(2), np.eye(2), np.eye(2)))
         (('left', 'right'), 'down')
     """
-    if isinstance(core, Linear):
-        return (), "weight"
-    if isinstance(core, Attention):
-        return ("q1", "k1", "q2", "k2", "v"), "o"
-    if isinstance(core, Multilinear):
-        return tuple(f"leg{n}" for n in range(core.n_legs)), "down"
-    if isinstance(core, Gated):
-        return ("gate",) if core.up is None else ("gate", "up"), "down"
-    assert not isinstance(core, Elementwise)  # it has no weights, see `map_names`
-    return ("left", "right"), "down"
+    layer: Any = core
+    return layer.maps
 
 
 def map_names(core: Layer) -> tuple[str, ...]:
@@ -433,16 +338,6 @@ def has_width(layer: Layer) -> bool:
     """
     core = innermost(layer)
     return not isinstance(core, Elementwise) or core.width is not None
-
-
-def bias_name(name: str) -> str:
-    """The attribute that holds the bias of the affine map `name`.
-
-    Example:
-        >>> bias_name("weight"), bias_name("left")
-        ('bias', 'left_bias')
-    """
-    return "bias" if name == "weight" else f"{name}_bias"
 
 
 def with_widths(layers: Iterable[Layer]) -> tuple[Layer, ...]:
@@ -497,8 +392,6 @@ def known_layer(layer: Any, what: str) -> Layer:
         >>> known_layer(Linear(np.eye(2)), "layer 0").order
         1
     """
-    if isinstance(layer, Core):
-        _check_distinct_maps(layer)
     if isinstance(layer, Gated) and layer.up is not None and layer.activation.name == "identity":
         biases = layer.gate_bias, layer.up_bias, layer.down_bias
         return Bilinear(layer.gate, layer.up, layer.down, *biases)
@@ -515,21 +408,6 @@ def known_layer(layer: Any, what: str) -> Layer:
     if not (is_traced(known) or any(map(requires_grad, jax.tree.leaves(known)))):
         _compare_forward(layer, known, what)  # needs plain numbers
     return known
-
-
-def _check_distinct_maps(core: Core) -> None:
-    """Refuse a class of layers for which `affine_maps` names an array twice.
-
-    Units and changes of basis are applied to arrays by name. An array that stands for two factors
-    would get the unit of both, and inner products would be wrong without a sign of it.
-    """
-    names = map_names(core)
-    if len(set(names)) < len(names):
-        raise ModelError(
-            f"the affine maps of {type(core).__name__} are {', '.join(names)}, with "
-            "one name twice: give each factor an attribute of its own, which may hold an equal "
-            "array"
-        )
 
 
 def _compare_forward(own: OwnLayer, known: Layer, what: str) -> None:

@@ -8,8 +8,10 @@ almost everywhere: 32 channels of 3 x 3 pixels after 32 channels of 26 x 26 are 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import math
+import operator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -21,7 +23,16 @@ from jax.core import Tracer
 from jaxtyping import Float, Int
 
 from tnsim.errors import ModelError, TooLarge
-from tnsim.models.arrays import Array, add, as_array, host_array, pytree, set_arrays, weight
+from tnsim.models.arrays import (
+    Array,
+    add,
+    as_array,
+    host_array,
+    pytree,
+    set_arrays,
+    vector,
+    weight,
+)
 from tnsim.scaled import library
 
 MOST_DENSE = 2**27
@@ -279,6 +290,81 @@ def affine(
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     made = weight.times(rows) if isinstance(weight, SparseMatrix) else rows @ weight.T
     return add(made.reshape(*x.shape[:-1], weight.shape[0]), bias)
+
+
+def bias_name(name: str) -> str:
+    """The attribute that holds the bias of the affine map `name`.
+
+    Example:
+        >>> bias_name("weight"), bias_name("left")
+        ('bias', 'left_bias')
+    """
+    return "bias" if name == "weight" else f"{name}_bias"
+
+
+class AffineMaps:
+    """Base of layers that are an affine map of a product of affine maps.
+
+    The name of a map is the attribute of its matrix; `bias_name` gives the attribute of its bias.
+
+    Attributes:
+        maps: Names of the factors, none of a linear layer, and of the output map.
+    """
+
+    maps: Any
+
+    def __post_init__(self) -> None:
+        """Check the arrays: factors of one shape, and an output map that reads their rank.
+
+        Units and changes of basis are applied to arrays by name. An array that stood for two
+        factors would get the unit of both, and inner products would be wrong without a sign of it.
+        """
+        (factors, output), kind = self.maps, type(self).__name__
+        if len({*factors, output}) <= len(factors):
+            raise ModelError(
+                f"the affine maps of {kind} are {', '.join((*factors, output))}, with one name "
+                "twice: give each factor an attribute of its own, which may hold an equal array"
+            )
+        shape: tuple[int | None, int | None] = (None, None)
+        arrays = {}
+        for name in factors:
+            why = f" as in {factors[0]}"
+            arrays[name] = matrix(getattr(self, name), f"{kind} {name}", shape, why)
+            shape = arrays[name].shape
+        why = f", the rank of {' and '.join(factors[:2])}"
+        arrays[output] = matrix(getattr(self, output), f"{kind} {output}", (None, shape[0]), why)
+        for name, array in list(arrays.items()):
+            bias = bias_name(name)
+            arrays[bias] = vector(getattr(self, bias), f"{kind} {bias}", array.shape[0])
+        set_arrays(self, **arrays)
+
+    @property
+    def order(self) -> int:
+        """Degree in the input, the number of factors; 1 of a linear layer."""
+        return len(self.maps[0]) or 1
+
+    @property
+    def d_in(self) -> int:
+        """Coordinates of the input, at a single position of a sequence."""
+        factors, output = self.maps
+        return getattr(self, factors[0] if factors else output).shape[-1]
+
+    @property
+    def d_out(self) -> int:
+        """Coordinates of the output, at a single position of a sequence."""
+        return getattr(self, self.maps[1]).shape[-2]
+
+    def hidden(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch rank"]:
+        """Values of the hidden units, which the output map multiplies."""
+        factors, _ = self.maps
+        return functools.reduce(operator.mul, (self._at(name, x) for name in factors))
+
+    def __call__(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"]:
+        return self._at(self.maps[1], self.hidden(x))
+
+    def _at(self, name: str, x: Any) -> Any:
+        """The affine map of a name, at an array."""
+        return affine(x, getattr(self, name), getattr(self, bias_name(name)))
 
 
 def is_sparse(tree: Any) -> bool:

@@ -18,19 +18,25 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.errors import ModelError
-from tnsim.models.arrays import Array, is_fixed, register_pytree, scalar, with_numpy
+from tnsim.models.arrays import (
+    Array,
+    is_fixed,
+    register_pytree,
+    scalar,
+    set_arrays,
+    with_numpy,
+)
 from tnsim.models.attention import Attention
 from tnsim.models.checks import check_comparable, check_length
 from tnsim.models.layers import (
     Residual,
     activation_of,
-    bias_name,
     innermost,
     known_layer,
     map_names,
     with_widths,
 )
-from tnsim.models.matrices import is_sparse, written_out
+from tnsim.models.matrices import bias_name, is_sparse, written_out
 from tnsim.models.origin import Origin
 from tnsim.models.protocol import Layer, OwnLayer
 from tnsim.options import checked, shown
@@ -74,7 +80,11 @@ def _number_text(x: Any) -> str:
 
 
 class _Vector:
-    """Arithmetic shared by `Model` and `Combination`."""
+    """What `Model` and `Combination` share: arithmetic, and that no attribute is set again."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        kind = type(self).__name__
+        raise AttributeError(f"{kind} is immutable, cannot set {name!r}; build a new one")
 
     def __add__(self, other: Any) -> Combination:
         return _combined_terms(self, other, 1.0)
@@ -157,13 +167,7 @@ class Model(_Vector):
         check_length(n_ctx)
         if n_ctx is not None:  # sequences are read through dense matrices
             known = tuple(map(written_out, known))
-        # Attributes are set once, past the refusal of `__setattr__`.
-        object.__setattr__(self, "layers", known)
-        object.__setattr__(self, "n_ctx", n_ctx)
-        object.__setattr__(self, "origin", origin)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError(f"Model is immutable, cannot set {name!r}; build a new one")
+        set_arrays(self, layers=known, n_ctx=n_ctx, origin=origin)
 
     @property
     def d_in(self) -> int:
@@ -290,11 +294,8 @@ class Combination(_Vector):
         # The first model stands for all: being comparable is transitive.
         for _, model in weighted[1:]:
             check_comparable(weighted[0][1], model)
-        object.__setattr__(self, "coefficients", tuple(c for c, _ in weighted))
-        object.__setattr__(self, "models", tuple(m for _, m in weighted))
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError(f"Combination is immutable, cannot set {name!r}; build a new one")
+        coefficients, models = (tuple(pair[n] for pair in weighted) for n in (0, 1))
+        set_arrays(self, coefficients=coefficients, models=models)
 
     @property
     def d_in(self) -> int:
@@ -397,9 +398,8 @@ def in_numpy(model: Any) -> Any:
         return model if same else Combination(parts)
     if not isinstance(model, Model):
         return model
-    # Weights that may still be written to are read at every call.
-    fixed = all(map(is_fixed, jax.tree.leaves(model)))
-    return model if (made := (_kept if fixed else _in_numpy)(model)) is None else made
+    made = kept_with(model, "in NumPy", lambda: _in_numpy(model))
+    return model if made is None else made
 
 
 def _in_numpy(model: Model) -> Model | None:
@@ -407,11 +407,8 @@ def _in_numpy(model: Model) -> Model | None:
     made = with_numpy(model)
     if made is model:
         return None  # what is kept with an object must not refer to it
-    object.__setattr__(made, "origin", model.origin)
+    set_arrays(made, origin=model.origin)
     return made
-
-
-_kept = per_object_cache(_in_numpy)
 
 
 @per_object_cache

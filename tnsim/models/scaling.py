@@ -48,8 +48,8 @@ from jaxtyping import Float
 from tnsim.models.activated import Elementwise, Gated
 from tnsim.models.arrays import Array, is_traced, with_numpy
 from tnsim.models.attention import Attention
-from tnsim.models.layers import Residual, affine_maps, bias_name
-from tnsim.models.matrices import Matrix, SparseMatrix, is_sparse
+from tnsim.models.layers import Residual, affine_maps
+from tnsim.models.matrices import Matrix, SparseMatrix, bias_name, is_sparse
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
 from tnsim.scaled import Scaled, exponents_of, larger, library, shifted

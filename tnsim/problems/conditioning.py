@@ -50,7 +50,7 @@ from tnsim.metrics.categorical import Categorical, token_probabilities
 from tnsim.metrics.input_moments import marginals
 from tnsim.metrics.points import Points
 from tnsim.metrics.protocol import Metric
-from tnsim.models.arrays import in_float64, is_traced, not_differentiated
+from tnsim.models.arrays import in_float64, is_traced
 from tnsim.models.forward import (
     ScaledLayers,
     State,
@@ -60,12 +60,13 @@ from tnsim.models.forward import (
     plain_forward,
     states,
 )
-from tnsim.models.layers import Residual, affine_maps, bias_name, innermost
+from tnsim.models.layers import Residual, affine_maps, innermost
+from tnsim.models.matrices import bias_name
 from tnsim.models.model import Model, kept_with
 from tnsim.models.protocol import Layer
 from tnsim.models.scaling import replaced
 from tnsim.problems.exact_products import exact_product
-from tnsim.scaled import Scaled, library
+from tnsim.scaled import Scaled, library, not_differentiated
 
 SKEWED = 1.0
 """Least amplification for which a model gets another gauge."""

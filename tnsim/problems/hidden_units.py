@@ -30,8 +30,8 @@ from tnsim.metrics.metric import Gaussian, GaussianClosure
 from tnsim.metrics.protocol import Metric, adds_up
 from tnsim.models.arrays import Array, add, in_float64, is_traced
 from tnsim.models.differences import largest_change, regrouped
-from tnsim.models.layers import activation_of, bias_name, map_names, residual_rule
-from tnsim.models.matrices import written_out
+from tnsim.models.layers import activation_of, map_names, residual_rule
+from tnsim.models.matrices import bias_name, written_out
 from tnsim.models.model import Model
 from tnsim.problems.tensors.affine import Affine, affine_of, product
 from tnsim.problems.tensors.kinds import core_of, kinds, nonlinear

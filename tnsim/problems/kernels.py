@@ -41,7 +41,6 @@ from tnsim.activations.kernels import (
     Kernel,
     NormalInputs,
     Pairing,
-    Plain,
     as_function,
     between,
     expanded,
@@ -435,7 +434,7 @@ def slope_bytes(a: Prepared, b: Prepared) -> int:
     """Bytes of the kernel of two models with its slopes, and of what a derivative makes of them."""
     if not (a.units and b.units):
         return 0
-    pairing = Plain if a.up is None and b.up is None else GatedPairing
+    pairing = Pairing if a.up is None and b.up is None else GatedPairing
     # The numbers, and the products of slopes with the changes that they stand beside.
     return 2 * 8 * (1 + pairing.slopes) * a.units * b.units
 
@@ -444,7 +443,7 @@ def _units_of_blocks(
     a: Prepared, b: Prepared, centred: bool = False, triangle: bool = False
 ) -> Iterator[tuple[Pairing, Expanded, Expanded]]:
     """What stands at the pairs of each block, and the units of its rows and columns."""
-    first, second, pairing = a.expanded, b.expanded, Plain
+    first, second, pairing = a.expanded, b.expanded, Pairing
     assert first is not None and second is not None  # there are units
     # A plain unit is a gated unit with the factor 1, so one formula serves all pairs as soon as one
     # side is gated.

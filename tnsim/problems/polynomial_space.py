@@ -39,14 +39,9 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.metrics.input_moments import GaussianMoments, check_coordinates, root_of
-from tnsim.metrics.metric import (
-    Gaussian,
-    Symmetric,
-    joins_legs,
-    layer_by_layer,
-)
+from tnsim.metrics.metric import Gaussian, Symmetric, layer_by_layer
 from tnsim.metrics.pairings import PairingRule
-from tnsim.metrics.protocol import Metric
+from tnsim.metrics.protocol import Metric, adds_up
 from tnsim.models.model import Model
 from tnsim.names import DOWN, SKIP, UNIT, WEIGHT
 from tnsim.problems.tensors import packed
@@ -521,7 +516,7 @@ def degrees_of(models: Sequence[Kinds]) -> set[int]:
 
 def rule_of_one_layer(metric: Metric) -> PairingRule | None:
     """The rule by which a metric joins two nonlinear layers; None where it joins no legs."""
-    return layer_by_layer(metric, 1, (2, 2)).rule if joins_legs(metric) else None
+    return None if adds_up(metric) else layer_by_layer(metric, 1, (2, 2)).rule
 
 
 def rule_of(models: Sequence[Kinds], metric: Metric) -> PairingRule | None:

@@ -30,8 +30,8 @@ from jaxtyping import Float, Int
 from tnsim.metrics.pairings import PairingRule
 from tnsim.metrics.protocol import Metric
 from tnsim.models.arrays import digest_of, in_float64
-from tnsim.models.layers import affine_maps, bias_name, residual_rule
-from tnsim.models.matrices import MOST_DENSE, Columns, SparseMatrix
+from tnsim.models.layers import affine_maps, residual_rule
+from tnsim.models.matrices import MOST_DENSE, Columns, SparseMatrix, bias_name
 from tnsim.models.model import Model
 from tnsim.problems.polynomial_space import (
     Series,

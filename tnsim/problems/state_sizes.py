@@ -40,7 +40,7 @@ from tnsim.metrics.input_moments import (
 from tnsim.metrics.metric import GaussianClosure, TreeSymmetric
 from tnsim.metrics.pairings import JoinedLeg, Joining, PairingRule, gaussian_mean, joinings
 from tnsim.metrics.protocol import Metric, joins_layers
-from tnsim.models.arrays import Array, in_float64, not_differentiated, pytree
+from tnsim.models.arrays import Array, in_float64, pytree
 from tnsim.models.attention import Attention
 from tnsim.models.layers import Residual, residual_rule
 from tnsim.models.matrices import affine
@@ -50,7 +50,7 @@ from tnsim.models.scaling import Unit
 from tnsim.names import DOWN, SKIP, UNIT, Side
 from tnsim.problems.tensors.kinds import core_of
 from tnsim.problems.tensors.lifted import arrays
-from tnsim.scaled import library, shifted
+from tnsim.scaled import library, not_differentiated, shifted
 
 _ROWS_AT_ONCE = 1024
 """Number of rows of the second moment of hidden units that are held at a time."""

@@ -50,8 +50,8 @@ from tnsim.errors import TooLarge
 from tnsim.models.arrays import in_float64
 from tnsim.models.attention import Attention
 from tnsim.models.forward import plain_states
-from tnsim.models.layers import affine_maps, bias_name, innermost, residual_rule
-from tnsim.models.matrices import affine
+from tnsim.models.layers import affine_maps, innermost, residual_rule
+from tnsim.models.matrices import affine, bias_name
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
 from tnsim.names import ONES, OUTPUT, SCORES, VALUE, WEIGHT, Pair, Side, bias_of, model_leaf

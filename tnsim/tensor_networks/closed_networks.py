@@ -18,7 +18,7 @@ index that two legs share. Closed networks are the picture and the reference; pl
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -36,13 +36,12 @@ from tnsim.metrics.metric import (
     Gaussian,
     as_layerwise,
     as_metric,
-    joins_legs,
     joins_whole_trees,
     layer_by_layer,
 )
 from tnsim.metrics.orbits import Diagram, Tree, diagrams
 from tnsim.metrics.pairings import JoinedLeg, Joining, gaussian_mean, joinings
-from tnsim.metrics.protocol import LayerwiseMetric, Metric
+from tnsim.metrics.protocol import LayerwiseMetric, Metric, adds_up
 from tnsim.models.checks import check_comparable, check_untraced
 from tnsim.models.model import Model, in_numpy
 from tnsim.names import COVARIANCE, DOWN, KERNEL, MEAN, OUT, SIDES, Side, bond_index, layer_tag
@@ -250,7 +249,7 @@ def networks(
         check_comparable(a, b)
         return _through_kernels(a, b, metric)
     check_models([a, b], max_tensors)
-    if not joins_legs(metric):
+    if adds_up(metric):
         raise ModelError(
             f"{type(metric).__name__} adds up over inputs and joins no legs, "
             "so it has no networks; inner() computes it without"
@@ -283,8 +282,6 @@ def _layer_over_layer(
     a: Model, b: Model, metric: Metric
 ) -> Iterator[tuple[float, qtn.TensorNetwork]]:
     """The networks of a metric that works layer by layer, a network per way to join legs."""
-    import quimb.tensor as qtn
-
     models: dict[Side, Model] = {"A": a, "B": b}
     # Networks always have the constant as a coordinate, so moments are lifted.
     moments = input_moments(metric, a.d_in * (a.n_ctx or 1), lifted=True)
@@ -294,12 +291,10 @@ def _layer_over_layer(
         tensors = []
         for side, layers in arrays.items():
             tensors += tree_tensors(layers, side, joined.symmetrised)
-        merged = _merged_outputs(models)
-        for one, two in joined.pairs:
-            tensors += _second_moment(moment, (_input_leg(one), _input_leg(two)), merged)
         for leg in joined.capped:
             tensors.append(tensor(mean, (_input_leg(leg),), (MEAN,)))
-        yield joined.weight, qtn.TensorNetwork(tensors).reindex(merged)
+        pairs = [(_input_leg(one), _input_leg(two)) for one, two in joined.pairs]
+        yield joined.weight, _closed(models, tensors, moment, pairs)
 
 
 def _through_kernels(
@@ -334,8 +329,6 @@ def _whole_trees(a: Model, b: Model, metric: Metric) -> Iterator[tuple[float, qt
     There is a network for every diagram. With a constant or a mean there is a network for every
     diagram and every variance t of the constant (see `problems.base`).
     """
-    import quimb.tensor as qtn
-
     family = WholeTree.of(a, b, metric)
     models: dict[Side, Model] = {"A": family.prepare(a), "B": family.prepare(b)}
     both: dict[Side, Kinds] = {"A": family.bra, "B": family.ket or family.bra}
@@ -353,12 +346,7 @@ def _whole_trees(a: Model, b: Model, metric: Metric) -> Iterator[tuple[float, qt
     for diagram in diagrams(bra, ket, cross_only):
         pairs = _joined_legs((bra, ket), diagram)
         for weight, moment in runs:
-            # Names are merged anew for each network, as joining by the identity renames legs.
-            merged = _merged_outputs(models)
-            operators = []
-            for ends in pairs:
-                operators += _second_moment(moment, ends, merged)
-            network = qtn.TensorNetwork([*tensors, *operators]).reindex(merged)
+            network = _closed(models, tensors, moment, pairs)
             yield weight * diagram.count / joinings, network
 
 
@@ -419,31 +407,34 @@ def _nonlinear_copies(side: Side, model: Model) -> list[Copy]:
     return branching
 
 
-def _merged_outputs(models: dict[Side, Model]) -> dict[str, str]:
-    """New names of the output bonds, which make the outputs of both models a single index."""
-    return {bond_index(side, len(m.layers) - 1, 0): OUT for side, m in models.items()}
-
-
-def _second_moment(
-    moment: np.ndarray | None, ends: tuple[str, str], merged: dict[str, str]
-) -> list[qtn.Tensor]:
-    """The tensors that join two input legs through the second moment.
+def _closed(
+    models: dict[Side, Model],
+    tensors: Iterable[qtn.Tensor],
+    moment: np.ndarray | None,
+    pairs: Iterable[tuple[str, str]],
+) -> qtn.TensorNetwork:
+    """The network of two trees that meet at their outputs, and at pairs of their input legs.
 
     Args:
+        models: Both models.
+        tensors: Tensors of the trees, and nodes at single legs.
         moment: Second moment E[x x^T], (D, D), its diagonal (D,), or None for the identity.
-        ends: Indices of the legs.
-        merged: New names of indices, to which a pair of legs that become a single index is added.
-
-    Returns:
-        The node that carries the moment; no node for the identity.
+        pairs: Indices of the legs that are joined through it.
     """
-    if moment is not None and moment.ndim == 2:
-        return [tensor(moment, ends, (COVARIANCE,))]
-    # Identity and diagonal need no matrix: the two legs become one index.
-    merged[ends[1]] = ends[0]
-    if moment is None:
-        return []
-    return [tensor(moment, ends[:1], (COVARIANCE,))]
+    import quimb.tensor as qtn
+
+    # New names of indices: the outputs of both models become a single one.
+    merged = {bond_index(side, len(m.layers) - 1, 0): OUT for side, m in models.items()}
+    operators = []
+    for one, two in pairs:
+        if moment is not None and moment.ndim == 2:
+            operators.append(tensor(moment, (one, two), (COVARIANCE,)))
+            continue
+        # Identity and diagonal need no matrix: the two legs become one index.
+        merged[two] = one
+        if moment is not None:
+            operators.append(tensor(moment, (one,), (COVARIANCE,)))
+    return qtn.TensorNetwork([*tensors, *operators]).reindex(merged)
 
 
 def _as_numpy(array: Any) -> np.ndarray | None:

@@ -39,9 +39,9 @@ from tnsim.engine.runtime.execution import Tier
 from tnsim.engine.runtime.tiers import tier_in_use
 from tnsim.engine.search.paths import searched_by
 from tnsim.errors import ModelError, TnsimError
-from tnsim.models.arrays import Array, not_differentiated
+from tnsim.models.arrays import Array
 from tnsim.options import checked
-from tnsim.scaled import Scaled, beyond_float, library, power, shifted
+from tnsim.scaled import Scaled, beyond_float, library, not_differentiated, power, shifted
 from tnsim.tensor_networks.network_sums import (
     SUM,
     Leaf,

@@ -77,8 +77,11 @@ def layer_arrays(model: Model) -> tuple[LayerArrays, ...]:
     arrays = []
     for number, layer in enumerate(model.layers):
         nodes = local_nodes(layer, model.n_ctx)
-        if number == top:
-            nodes = _without_constant_row(nodes)
+        if number == top:  # without the row of the constant, which no layer reads
+            nodes = tuple(
+                node._replace(array=node.array[1:]) if node.indices[0] == OUT else node
+                for node in nodes
+            )
         arrays.append(LayerArrays(layer.order, nodes))
     return tuple(arrays)
 
@@ -194,16 +197,6 @@ def symmetriser(order: int) -> Float[np.ndarray, "*axes"]:
         node[roles] = 1 / math.factorial(order)
     node.flags.writeable = False  # all networks share the array
     return node
-
-
-def _without_constant_row(nodes: Sequence[Node]) -> tuple[Node, ...]:
-    """The nodes of the last layer without the row of the constant, which no layer reads."""
-    trimmed = []
-    for node in nodes:
-        if node.indices[0] == OUT:
-            node = node._replace(array=node.array[1:])
-        trimmed.append(node)
-    return tuple(trimmed)
 
 
 def _copy_tensors(layer: LayerArrays, place: Copy, symmetrised: bool) -> list[qtn.Tensor]:

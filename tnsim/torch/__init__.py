@@ -19,8 +19,9 @@ from numpy.typing import DTypeLike
 from tnsim.checkpoints.given import given_model, is_path_or_paths
 from tnsim.checkpoints.module_calls import outside_compiler, require_torch
 from tnsim.checkpoints.modules import Declared
-from tnsim.compare.request import comparables, estimated, may_estimate
+from tnsim.compare.request import Request, comparables, estimated, may_estimate
 from tnsim.engine.budget import Budget
+from tnsim.engine.ir.dtypes import dtype_name
 from tnsim.errors import UnsupportedLayer
 from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.metric import Gaussian, as_metric
@@ -113,24 +114,26 @@ def similarity(
     """
     require_torch()
     metric = as_metric(metric)
+    request = Request(metric, dtype_name(dtype), budget, squared_norms=True, centred=centred)
     from tnsim.torch.autograd import compared
     from tnsim.torch.outputs import compared_on_inputs
 
     if may_estimate(metric):
         try:
-            return compared(a, b, metric, n_ctx, centred, dtype, budget)
+            return compared(a, b, n_ctx, request)
         except UnsupportedLayer:
             # No exact inner product: the estimate of `tnsim.similarity`, on the same inputs.
             a, b = (given_model(x, n_ctx) if is_path_or_paths(x) else x for x in (a, b))
             metric = estimated(metric, [numbers(with_dense_matrices(x)) for x in (a, b)], n_ctx)
             if not isinstance(metric, Empirical):
                 raise
+            request = request._replace(metric=metric)
     if isinstance(metric, Empirical):
         # Modules run on the inputs as they are.
         a, b = comparables(a, b, metric, n_ctx)
         if is_function(a) or is_function(b):
-            return compared_on_inputs(a, b, metric, centred, dtype, budget)
-    return compared(a, b, metric, n_ctx, centred, dtype, budget)
+            return compared_on_inputs(a, b, request)
+    return compared(a, b, n_ctx, request)
 
 
 @outside_compiler

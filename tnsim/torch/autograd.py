@@ -5,34 +5,30 @@ all points are in memory at once. They are arguments of the compiled programs: a
 same size needs no new program.
 
 *The function of autograd.* `compared` takes for moving weights those leaves of (a, b, metric) that
-are tensors of PyTorch (`comparison`). `_Cosine` hands the tensors to JAX
-(`pullbacks`) and the gradients back.
+are tensors of PyTorch (`comparison`), hands them to JAX and the gradients back.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 import torch
-from numpy.typing import DTypeLike
 
 from tnsim.checkpoints.given import given_model
 from tnsim.compare import similarity as without_gradients
 from tnsim.compare.by_points import AtPoints, points_of
 from tnsim.compare.centred import mean_of, without
-from tnsim.compare.comparison import Comparison, comparison_of
+from tnsim.compare.comparison import comparison_of
 from tnsim.compare.gradients import number_and_pullback
 from tnsim.compare.inner_products import inner_products
 from tnsim.compare.request import InnerProducts, Question, Request, Two, shape_of
 from tnsim.engine import precision
-from tnsim.engine.budget import Budget
-from tnsim.engine.ir.dtypes import dtype_name
 from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.devices import backend
 from tnsim.errors import TnsimError, TooLarge
-from tnsim.metrics.metric import as_metric
 from tnsim.metrics.points import WeightedPoints
 from tnsim.metrics.protocol import Metric, adds_up
 from tnsim.models.arrays import numbers
@@ -90,15 +86,7 @@ def sample_of(a: Any, b: Any, request: Request) -> WeightedPoints | None:
     return sample
 
 
-def compared(
-    a: Any,
-    b: Any,
-    metric: Metric,
-    n_ctx: int | None,
-    centred: bool,
-    dtype: DTypeLike,
-    budget: Budget,
-) -> torch.Tensor:
+def compared(a: Any, b: Any, n_ctx: int | None, request: Request) -> torch.Tensor:
     """The cosine of two models, see `tnsim.torch.similarity`.
 
     Without means the gradient is that of a constant mean: what is left, `g = a - E a`, has the
@@ -107,11 +95,8 @@ def compared(
     Args:
         a: A module, a model, a combination of models or the path of a file.
         b: The other module, model, combination or path.
-        metric: Metric that weighs the inputs.
         n_ctx: Length of the sequences on which models with attention are compared.
-        centred: Whether models are compared without their means over the inputs.
-        dtype: Precision of the computation.
-        budget: Limits on work and memory.
+        request: Metric, precision and budget, and whether means over the inputs are left out.
 
     Returns:
         A tensor of no axes, float64.
@@ -121,14 +106,13 @@ def compared(
         TooLarge: The computation would exceed the budget.
         TnsimError: The similarity is not a number.
     """
-    metric = as_metric(metric)
+    metric, dtype, budget = request.metric, request.dtype, request.budget
     shape = shape_of(metric, a, b)
     a, b = (_model(one, metric, n_ctx, shape) for one in (a, b))
     check_comparable(a, b)
     check_untraced("tnsim.torch.similarity", a, b, metric)
-    if centred:
+    if request.centred:
         a, b = (without(one, mean_of(numbers(one), metric, budget)) for one in (a, b))
-    request = Request(metric, dtype_name(dtype), budget, squared_norms=True, centred=centred)
     sample = sample_of(a, b, request)
     comparison = comparison_of(_unclipped, a, b, request, sample)
     # Tensors among the leaves are the weights that require grad; models hold all other weights as
@@ -137,18 +121,38 @@ def compared(
     if not moving:
         value = without_gradients.similarity(a, b, metric, dtype=dtype, budget=budget)
         return torch.tensor(float(value), dtype=torch.float64)
-    # Autograd sees only tensors that are arguments of their own, so the weights are unpacked behind
-    # the four other arguments.
-    wanted = torch.is_grad_enabled()
-    arithmetic = _arithmetic((a, b), request.dtype)
-    value = _Cosine.apply(comparison, arithmetic, tuple(moving), wanted, *moving.values())
-    if torch.isnan(value):
+    arithmetic, gradient = _arithmetic((a, b), dtype), None
+    with execution.precision():
+        weights = {n: to_jax(tensor) for n, tensor in moving.items()}
+        if torch.is_grad_enabled():
+            cosines, gradient = number_and_pullback(comparison, weights)
+        else:
+            one, two, known = comparison.at(weights)
+            question = comparison.form.request(known)
+            cosines = _unclipped(inner_products(one, two, question), (a, b), question)
+        cosines = precision.Cosine(*(np.asarray(x, np.float64) for x in cosines))
+    if np.isnan(cosines.value):
         why = numbers((a, b))
         # Without gradients, the same similarity raises the error that explains the NaN.
         without_gradients.similarity(*why, metric, dtype=dtype, budget=budget)
         raise TnsimError("the similarity is not a number, though without gradients it is one")
+    precision.report(float(cosines.error), "the cosine", arithmetic)
+
+    def pullback(tensors: Sequence[torch.Tensor], outer: torch.Tensor) -> Iterator[torch.Tensor]:
+        # The derivative of the cosine by each weight; the chain rule multiplies by the derivative
+        # of the loss by the cosine.
+        assert gradient is not None
+        slopes = gradient()
+        for place, tensor in zip(moving, tensors, strict=True):
+            yield of_jax(slopes[place], tensor) * outer.to(tensor.device)
+
+    # Autograd sees only tensors that are arguments of their own.
+    tensors = tuple(moving.values())
+    value = float(precision.clipped(cosines))
+    number = torch.tensor(value, dtype=torch.float64, device=tensors[0].device)
+    number: Any = WithPullback.apply(number, pullback, *tensors)
     warn_of_caveats(caveats(a, b))
-    return value
+    return number
 
 
 def _unclipped(products: InnerProducts, models: Two, request: Request) -> precision.Cosine:
@@ -176,70 +180,48 @@ def _model(model: Any, metric: Metric, n_ctx: int | None, shape: tuple[int, ...]
     return model
 
 
-class _Cosine(torch.autograd.Function):
-    """The cosine in autograd, and its pullback."""
+class WithPullback(torch.autograd.Function):
+    """A number or numbers that were computed outside of autograd, with their pullback."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        comparison: Comparison,
-        arithmetic: precision.Arithmetic,
-        places: tuple[int, ...],
-        wanted: bool,
+        value: torch.Tensor,
+        pullback: Callable[[Sequence[torch.Tensor], torch.Tensor], Iterable[torch.Tensor]],
         *tensors: torch.Tensor,
     ) -> torch.Tensor:
-        with execution.precision():
-            moving = dict(zip(places, map(to_jax, tensors), strict=True))
-            if wanted:
-                cosines, ctx.gradient = number_and_pullback(comparison, moving)
-            else:
-                a, b, metric = comparison.at(moving)
-                request = comparison.form.request(metric)
-                cosines = _unclipped(inner_products(a, b, request), (a, b), request)
-            cosines = precision.Cosine(*(np.asarray(x, np.float64) for x in cosines))
+        """The value itself.
+
+        Args:
+            ctx: Keeper of the tensors until the way back.
+            value: Value, without a graph.
+            pullback: Function of the tensors and of the derivative of a loss by the value, to its
+                derivatives by the tensors.
+            *tensors: Weights of which the value is a function.
+        """
         ctx.save_for_backward(*tensors)
-        ctx.places = places
-        if not np.isnan(cosines.value):
-            precision.report(float(cosines.error), "the cosine", arithmetic)
-        value = float(precision.clipped(cosines))
-        return torch.tensor(value, dtype=torch.float64, device=tensors[0].device)
+        ctx.pullback = pullback
+        return value
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        raise no_forward_mode()
+        raise TnsimError(
+            "PyTorch's forward mode does not pass through a similarity: call backward, or "
+            "differentiate tnsim.similarity by jax.jvp"
+        )
 
     @staticmethod
     def backward(ctx: Any, *outer: torch.Tensor) -> Any:
-        check_first_derivative()
-        # The values kept by the pullback may share the memory of the tensors. Reading the saved
-        # tensors makes PyTorch raise an error where they were written to since the forward pass.
+        if torch.is_grad_enabled():
+            raise TnsimError(
+                "second derivatives of a similarity are not supported: call backward without "
+                "create_graph. jax.hessian differentiates tnsim.similarity twice"
+            )
+        # Values kept by a pullback may share the memory of the tensors. Reading the saved tensors
+        # makes PyTorch raise an error where they were written to since the forward pass.
         tensors = ctx.saved_tensors
         with execution.precision():
-            # The derivative of the cosine by each weight; the chain rule multiplies by the
-            # derivative of the loss by the cosine, the only entry of `outer`.
-            slopes = ctx.gradient()
-        gradients = []
-        for place, tensor in zip(ctx.places, tensors, strict=True):
-            gradients.append(of_jax(slopes[place], tensor) * outer[0].to(tensor.device))
-        # No derivatives with respect to comparison, arithmetic, places and flag.
-        return None, None, None, None, *gradients
-
-
-def check_first_derivative() -> None:
-    """Raise `TnsimError` on a way back of which autograd records a graph."""
-    if torch.is_grad_enabled():
-        raise TnsimError(
-            "second derivatives of a similarity are not supported: call backward without "
-            "create_graph. jax.hessian differentiates tnsim.similarity twice"
-        )
-
-
-def no_forward_mode() -> TnsimError:
-    """The error of a derivative in PyTorch's forward mode."""
-    return TnsimError(
-        "PyTorch's forward mode does not pass through a similarity: call backward, or "
-        "differentiate tnsim.similarity by jax.jvp"
-    )
+            return None, None, *ctx.pullback(tensors, outer[0])
 
 
 def to_jax(tensor: torch.Tensor) -> jax.Array:

@@ -14,15 +14,14 @@ nothing. The means `r` of what is left are 0, but their derivatives are not: wit
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
 from jaxtyping import Float
-from numpy.typing import DTypeLike
 
 from tnsim.compare import numbers as numbers_of
 from tnsim.compare.by_points import AtPoints, points_of
@@ -34,11 +33,8 @@ from tnsim.compare.request import (
     check_comparison,
     parts,
 )
-from tnsim.engine.budget import Budget
-from tnsim.engine.ir.dtypes import dtype_name
 from tnsim.engine.runtime import execution
 from tnsim.errors import TnsimError
-from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.points import WeightedPoints
 from tnsim.models.arrays import host_array, numbers, requires_grad
 from tnsim.models.checks import check_untraced
@@ -61,48 +57,24 @@ from tnsim.problems.at_points import (
 )
 from tnsim.problems.batches import batch_size
 from tnsim.scaled import ScaledSum, taken
-from tnsim.torch.autograd import check_first_derivative, no_forward_mode, of_jax, to_jax
+from tnsim.torch.autograd import WithPullback, of_jax, to_jax
+
+Vector: TypeAlias = Float[torch.Tensor, "out features"]
+"""Outputs of a function on a batch, float64, a part of the autograd graph."""
+Run: TypeAlias = Callable[[WeightedPoints, int], tuple[Vector, float, float]]
+"""A function of a batch and of the number of its first input: a vector in a unit, the exponent of
+the unit, and the sum of the lengths of the terms of a sum of models by the length of the sum."""
 
 
-class Rows(NamedTuple):
-    """The vector of a function on a batch.
-
-    Attributes:
-        values: Vector in the unit of its side, float64, a part of the autograd graph.
-        size: Length of the vector; of sums of models the sum of the lengths of the terms.
-    """
-
-    values: Float[torch.Tensor, "out features"]
-    size: float
-
-
-class _Given(NamedTuple):
-    """One of the two functions as it was given.
-
-    Attributes:
-        live: Plain function or module; or a model or sum of models, less its mean if asked.
-        fixed: The same without gradients.
-        mean: Mean that is to be taken from the outputs of a function; None where there is none.
-    """
-
-    live: Any
-    fixed: Any
-    mean: Mean | None = None
-
-
-def compared_on_inputs(
-    a: Any, b: Any, metric: Empirical, centred: bool, dtype: DTypeLike, budget: Budget
-) -> torch.Tensor:
+def compared_on_inputs(a: Any, b: Any, request: Request) -> torch.Tensor:
     """The cosine of two functions, of which a side at least is no model, see
     `tnsim.torch.similarity`.
 
     Args:
         a: A plain function, a module, a model or a combination of models.
         b: The other function, module, model or combination.
-        metric: Metric with the inputs.
-        centred: Whether the functions are compared without their means over the inputs.
-        dtype: Precision of the forward passes of models.
-        budget: Limits on work and memory.
+        request: An `Empirical` metric, the precision of the forward passes of models, limits on
+            work and memory, and whether means over the inputs are left out.
 
     Returns:
         A tensor of no axes, float64.
@@ -113,32 +85,21 @@ def compared_on_inputs(
         TooLarge: The forward passes of models are over the budget.
         TnsimError: Outputs, or sums of their products, are not finite.
     """
-    check_untraced("tnsim.torch.similarity", a, b, metric)
-    request = Request(metric, dtype_name(dtype), budget, squared_norms=True, centred=centred)
-    first = _Given(a, _numbers(a))
-    second = first if b is a else _Given(b, _numbers(b))
-    check_comparison(first.fixed, second.fixed, metric)
-    if centred:
-        first = _without_mean(first, request)
-        second = first if b is a else _without_mean(second, request)
-    fixed = first.fixed, second.fixed
+    check_untraced("tnsim.torch.similarity", a, b, request.metric)
+    one = _numbers(a)
+    two = one if b is a else _numbers(b)
+    check_comparison(one, two, request.metric)
+    first = _Side(a, one, request)
+    second = first if b is a else _Side(b, two, request)
     (product, *norms), products = _inner_products(first, second, request)
     # The errors and warnings are those of `tnsim.similarity`, and so is the number.
-    value = float(numbers_of.cosine(products, fixed, request))
+    value = float(numbers_of.cosine(products, (first.fixed, second.fixed), request))
     cosine = product / (norms[0].sqrt() * norms[1].sqrt())
     return cosine + (value - cosine.detach())
 
 
-def _without_mean(given: _Given, request: Request) -> _Given:
-    """A model less its mean, or a function with the mean that its outputs are to lose."""
-    mean = mean_of(given.fixed, request.metric, request.budget)
-    if is_function(given.live):
-        return given._replace(mean=mean)
-    return _Given(without(given.live, mean), without(given.fixed, mean))
-
-
 def _inner_products(
-    a: _Given, b: _Given, request: Request
+    a: _Side, b: _Side, request: Request
 ) -> tuple[list[torch.Tensor], InnerProducts]:
     """AB, AA and BB in the graph of autograd, in the units of both sides, and as numbers."""
     terms = [parts(one.fixed) for one in (a, b)]
@@ -150,21 +111,18 @@ def _inner_products(
     passes = AtPoints(question, points)
     passes.check(passes.estimate(), request.budget)
     size = batch_size(known, points, points.count, request.dtype, request.budget)
-    sides = [_Side(a, request.dtype)]
-    if b is not a:
-        sides.append(_Side(b, request.dtype))
+    # Models run first: their messages about inputs that do not fit tell the most.
+    sides = sorted(dict.fromkeys((a, b)), key=lambda side: side.is_function)
     products, sizes, means = [], [], []
     for start in range(0, points.count, size):
         batch = points.block(start, min(start + size, points.count))
-        # Models run first: their messages about inputs that do not fit tell the most.
-        order = sorted(sides, key=lambda side: is_function(side.given))
-        rows = {id(side): side.at(batch, start) for side in order}
-        one, two = rows[id(sides[0])], rows[id(sides[-1])]
-        check_shapes([one.values.shape, two.values.shape], len(batch.log_weights))
-        products.append(_products(one.values, two.values))
-        sizes.append((one.size * two.size, one.size**2, two.size**2))
+        rows = {side: side.at(batch, start) for side in sides}
+        (one, size_of_one), (two, size_of_two) = rows[a], rows[b]
+        check_shapes([one.shape, two.shape], len(batch.log_weights))
+        products.append(_products(one, two))
+        sizes.append((size_of_one * size_of_two, size_of_one**2, size_of_two**2))
         if request.centred:
-            means.append([_mean(rows.values, batch) for rows in (one, two)])
+            means.append([_mean(values, batch) for values in (one, two)])
     sums = torch.stack(products).sum(dim=0)
     if request.centred:
         sums = sums - _products(
@@ -197,9 +155,7 @@ def _numbers(given: Any) -> Any:
     return numbers(with_dense_matrices(given))
 
 
-def _mean(
-    values: Float[torch.Tensor, "out features"], batch: WeightedPoints
-) -> Float[torch.Tensor, " out"]:
+def _mean(values: Vector, batch: WeightedPoints) -> Float[torch.Tensor, " out"]:
     """What a batch adds to the mean of outputs, times the root of the number of positions."""
     # sum_ip w_i y_ip / P = sum_i sqrt(w_i) (mean over p of sqrt(w_i) y_ip), of vectors sqrt(w) y
     by_input = values.reshape(len(values), len(batch.log_weights), -1)
@@ -222,15 +178,29 @@ class _Side:
 
     The largest output of the first batch that has one is near 1, so that squares of outputs of any
     size are floats. A factor of its own does not change a cosine.
+
+    Args:
+        given: Plain function or module; or a model or a sum of models.
+        fixed: The same without gradients.
+        request: The comparison, which says whether the function is to lose its mean.
     """
 
-    def __init__(self, given: _Given, dtype: str) -> None:
-        self.given, self.unit = given.live, None
-        own = is_function(given.live)
-        self.run = _of_function(given.live, given.mean) if own else _of_model(given.live, dtype)
+    def __init__(self, given: Any, fixed: Any, request: Request) -> None:
+        mean = mean_of(fixed, request.metric, request.budget) if request.centred else None
+        self.is_function = is_function(given)
+        if mean is not None and not self.is_function:
+            given, fixed = without(given, mean), without(fixed, mean)
+        self.fixed, self.unit = fixed, None
+        if self.is_function:
+            self.run = _of_function(given, mean)
+        else:
+            self.run = _of_model(given, fixed, request.dtype)
 
-    def at(self, batch: WeightedPoints, start: int) -> Rows:
-        """The vector on a batch that begins with the input number `start`."""
+    def at(self, batch: WeightedPoints, start: int) -> tuple[Vector, float]:
+        """The vector on a batch that begins with the input number `start`, in the unit of the side.
+
+        The number beside it is its length; of sums of models the sum of the lengths of the terms.
+        """
         values, exponent, cancelled = self.run(batch, start)
         top = float(values.detach().abs().max())
         if self.unit is None and top > 0:
@@ -239,12 +209,7 @@ class _Side:
         if self.unit is not None:
             with np.errstate(over="ignore"):
                 values = values * float(np.exp2(exponent - self.unit))
-        return Rows(values, cancelled * float(values.detach().norm()))
-
-
-Run: TypeAlias = Callable[[WeightedPoints, int], tuple[torch.Tensor, float, float]]
-"""A function of a batch and of the number of its first input: a vector in a unit, the exponent of
-the unit, and the sum of the lengths of the terms of a sum of models by the length of the sum."""
+        return values, cancelled * float(values.detach().norm())
 
 
 def _of_function(function: Any, mean: Mean | None) -> Run:
@@ -275,9 +240,8 @@ def _of_function(function: Any, mean: Mean | None) -> Run:
     return at
 
 
-def _of_model(model: Any, dtype: str) -> Run:
+def _of_model(model: Any, fixed: Any, dtype: str) -> Run:
     """The vectors of a model or a sum of models, with gradients to weights that are tensors."""
-    fixed = _numbers(model)
     leaves, form = jax.tree.flatten(model if fixed is model else with_dense_matrices(model))
     moving = {n: leaf for n, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
     vector = vectors_of(parts(fixed), dtype)
@@ -293,41 +257,18 @@ def _of_model(model: Any, dtype: str) -> Run:
             own = [jnp.asarray(x, dtype) if hasattr(x, "dtype") else x for x in own]
             return traced_vector(parts(jax.tree.unflatten(form, own)), batch, exponent, dtype)
 
-        numbers = np.array(values, np.float64)
-        tensor: Any = _Outputs.apply(numbers, traced, tuple(moving), *moving.values())
+        def pullback(
+            tensors: Sequence[torch.Tensor], outer: torch.Tensor
+        ) -> Iterator[torch.Tensor]:
+            # The model runs once more, in JAX.
+            own = dict(zip(moving, map(to_jax, tensors), strict=True))
+            made, pulled = jax.vjp(traced, own)
+            (slopes,) = pulled(jnp.asarray(outer.cpu().numpy(), made.dtype))
+            for place, tensor in zip(moving, tensors, strict=True):
+                yield of_jax(slopes[place], tensor)
+
+        numbers = torch.from_numpy(np.array(values, np.float64))
+        tensor: Any = WithPullback.apply(numbers, pullback, *moving.values())
         return tensor, float(exponent[0]), cancelled
 
     return at
-
-
-class _Outputs(torch.autograd.Function):
-    """The outputs of a model in autograd, which runs once more in JAX for its pullback."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        values: np.ndarray,
-        traced: Callable[[dict[int, jax.Array]], jax.Array],
-        places: tuple[int, ...],
-        *tensors: torch.Tensor,
-    ) -> torch.Tensor:
-        ctx.save_for_backward(*tensors)
-        ctx.traced, ctx.places = traced, places
-        return torch.from_numpy(values)
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        raise no_forward_mode()
-
-    @staticmethod
-    def backward(ctx: Any, *outer: torch.Tensor) -> Any:
-        check_first_derivative()
-        tensors = ctx.saved_tensors
-        with execution.precision():
-            moving = dict(zip(ctx.places, map(to_jax, tensors), strict=True))
-            made, pullback = jax.vjp(ctx.traced, moving)
-            (slopes,) = pullback(jnp.asarray(outer[0].cpu().numpy(), made.dtype))
-        gradients = [
-            of_jax(slopes[place], tensor) for place, tensor in zip(ctx.places, tensors, strict=True)
-        ]
-        return None, None, None, *gradients

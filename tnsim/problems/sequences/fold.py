@@ -441,7 +441,7 @@ def _tracked_pairs(pairs: tuple[Pair, ...], rules: MetricRules) -> tuple[Pair, .
 
 def _input_states(models: Iterable[ModelName], inputs: SequenceInputs) -> States:
     """The states below the first step, the input that both models read."""
-    covariance = Moment("" if inputs.covariance == "identity" else COVARIANCE, *inputs.form)
+    covariance = Moment("" if inputs.covariance is None else COVARIANCE, *inputs.form)
     mean = None if inputs.mean is None else Moment(MEAN, inputs.mean)
     names = tuple(models)
     return States(

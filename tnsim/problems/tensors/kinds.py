@@ -9,16 +9,8 @@ from typing import Any, NamedTuple, TypeAlias
 from tnsim.activations.activation import Activation
 from tnsim.models.arrays import add
 from tnsim.models.attention import Attention
-from tnsim.models.layers import (
-    Core,
-    Linear,
-    activation_of,
-    affine_maps,
-    bias_name,
-    innermost,
-    map_names,
-)
-from tnsim.models.matrices import Columns, SparseMatrix, written_out
+from tnsim.models.layers import Core, Linear, activation_of, affine_maps, innermost, map_names
+from tnsim.models.matrices import Columns, SparseMatrix, bias_name, written_out
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
 from tnsim.names import SCORES, WEIGHT

@@ -23,8 +23,8 @@ import numpy as np
 
 from tnsim.models.arrays import in_float64
 from tnsim.models.attention import Attention
-from tnsim.models.layers import Residual, affine_maps, bias_name, residual_rule
-from tnsim.models.matrices import written_out
+from tnsim.models.layers import Residual, affine_maps, residual_rule
+from tnsim.models.matrices import bias_name, written_out
 from tnsim.models.protocol import Layer
 from tnsim.names import MASK, OUTPUT, SCORES, SKIP, VALUE, WEIGHT, bias_of
 from tnsim.problems.tensors.kinds import LayerKind, core_of
