@@ -189,6 +189,24 @@ def test_a_worker_that_comes_later_is_asked_too(monkeypatch):
     assert request == [["tcp://1"], ["tcp://2"]]
 
 
+def test_what_tasks_share_is_sent_to_a_cluster_once(monkeypatch):
+    """The inputs of a metric are a part of each task's job, and may be large."""
+    cluster, sent = Cluster(["tcp://1"]), []
+
+    def submit(function, *arguments):
+        future = Future()
+        sent.append(arguments)
+        numbers = (x.result() if isinstance(x, Future) else x for x in arguments)
+        future.set_result(function(*numbers))
+        return future
+
+    monkeypatch.setattr(cluster, "submit", submit)
+    shared = np.ones(3)
+    found = dict(work.completed([(k, (np.multiply, (shared, k))) for k in range(4)], cluster))
+    assert [found[k].sum() for k in range(4)] == [0, 3, 6, 9]
+    assert sum(arguments[0] is shared for arguments in sent) == 1
+
+
 @pytest.mark.slow
 def test_dask_workers_without_tnsim_and_a_lost_scheduler(folder):
     """Processes as started by hand: an error within seconds where the run would wait for ever."""
