@@ -2,9 +2,12 @@
 
 import numpy as np
 from oracles import bilinear
+from safetensors.numpy import save_file
 
 import tnsim
+from tnsim.all_pairs import sources
 from tnsim.all_pairs.sources import content_hash
+from tnsim.metrics.empirical import StoredInputs
 from tnsim.models.origin import Origin
 
 
@@ -52,3 +55,12 @@ def test_numbers_in_lists_and_plain_objects_count():
     assert content_hash(Weighted([weights])) == content_hash(Weighted([weights.copy()]))
     assert content_hash(Weighted([weights])) != content_hash(Weighted([other]))
     assert content_hash([weights]) != content_hash((weights,))
+
+
+def test_a_file_of_inputs_is_its_numbers_and_is_never_whole_in_memory(tmp_path, rng, monkeypatch):
+    x = rng.normal(size=(50, 3))
+    save_file({"x": x}, tmp_path / "x.safetensors")
+    whole = content_hash(tnsim.Empirical(x))
+    monkeypatch.setattr(sources, "_FED_BYTES", 200)  # eight rows
+    monkeypatch.delattr(StoredInputs, "__array__")
+    assert content_hash(tnsim.Empirical(tmp_path / "x.safetensors")) == whole

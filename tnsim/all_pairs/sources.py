@@ -26,6 +26,7 @@ from tnsim.checkpoints.load import Reading, Series, read
 from tnsim.circuits.parts import PartOfFile, PartSeries, SeriesParts
 from tnsim.compare.centred import without_mean
 from tnsim.errors import CheckpointError, ModelError
+from tnsim.metrics.empirical import StoredInputs
 from tnsim.metrics.metric import Gaussian
 from tnsim.metrics.protocol import Metric
 from tnsim.models.checks import check_numbers, check_untraced
@@ -37,6 +38,7 @@ from tnsim.options import is_list
 from tnsim.problems.tensors.kinds import Kinds, kinds, nonlinear
 
 STANDARD = "standard"
+_FED_BYTES = 2**24  # bytes of a file of inputs that are read at once for its digest
 
 
 def content_hash(model: Any) -> str:
@@ -68,7 +70,13 @@ def _feed(digest: Any, value: Any) -> None:
     Fields are fed with their names, arrays with dtype, shape and bytes, so that different models
     feed different bytes. Everything else is fed as its `repr`.
     """
-    if hasattr(value, "shape") and not isinstance(value, SparseMatrix):
+    if isinstance(value, StoredInputs):  # as the array, of which a batch is in memory at once
+        digest.update(f"{value.dtype}{value.shape}".encode())
+        step = max(1, _FED_BYTES // max(1, value[:1].nbytes))
+        for start in range(0, len(value), step):
+            rows = value[start : min(start + step, len(value))]
+            digest.update(np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data)
+    elif hasattr(value, "shape") and not isinstance(value, SparseMatrix):
         array = np.ascontiguousarray(value)
         digest.update(f"{array.dtype}{array.shape}".encode())
         digest.update(array.reshape(-1).view(np.uint8).data)
