@@ -28,7 +28,8 @@ from tnsim.compare.centred import without_mean
 from tnsim.errors import CheckpointError, ModelError
 from tnsim.metrics.empirical import StoredInputs
 from tnsim.metrics.metric import Gaussian
-from tnsim.metrics.protocol import Metric
+from tnsim.metrics.points import Reading as InputsRead
+from tnsim.metrics.protocol import Metric, adds_up
 from tnsim.models.checks import check_numbers, check_untraced
 from tnsim.models.differences import by_differences
 from tnsim.models.functions import Function
@@ -38,6 +39,7 @@ from tnsim.options import is_list
 from tnsim.problems.tensors.kinds import Kinds, kinds, nonlinear
 
 STANDARD = "standard"
+_LOOKED_AT, _PLACES = 256, 16  # points at each place of a measure, and places, that tell it
 _FED_BYTES = 2**24  # bytes of a file of inputs that are read at once for its digest
 
 
@@ -48,10 +50,24 @@ def content_hash(model: Any) -> str:
     return digest.hexdigest()
 
 
-def metric_parameters(metric: Metric) -> str:
-    """`standard` for a metric without parameters of its own, else the digest of its parameters."""
+def metric_parameters(metric: Metric, reading: InputsRead) -> str:
+    """`standard` for a metric without parameters of its own, else the digest of its parameters.
+
+    A metric from outside may have its numbers in its code. Besides its attributes the number of
+    its points counts, and some of them.
+
+    Args:
+        metric: Metric of a run.
+        reading: Inputs that the models read.
+    """
     if type(metric) is Gaussian:
         metric = Gaussian(metric.mean, metric.cov)  # samples are those of its estimate alone
+    if adds_up(metric) and not _is_ours(metric):
+        points = metric.points(reading)
+        size = points.aligned(_LOOKED_AT) if points.continuations else _LOOKED_AT
+        starts = range(0, points.count, size * max(1, points.count // (size * _PLACES)))
+        blocks = [points.block(start, min(start + size, points.count)) for start in starts]
+        return content_hash((getattr(metric, "__dict__", None), points.count, blocks))
     if _is_standard(metric):
         return STANDARD
     return content_hash(metric)
