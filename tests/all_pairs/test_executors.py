@@ -121,6 +121,17 @@ def test_an_executor_that_fails(fate, message, at, folder):
     assert compare(folder, store=store).identical(alone)
 
 
+def test_code_that_a_worker_lacks_is_named():
+    """Dask tells of environments that differ, and of the module in the cause alone."""
+    told = RuntimeError("Error during deserialization of the task graph")
+    told.__cause__ = ModuleNotFoundError("No module named 'net'")
+    with refused(
+        r"cannot import the code of the networks.*--model package.module:Net .*named 'net'",
+        tnsim.errors.ExecutorError,
+    ):
+        dict(work.completed([(0, (abs, ()))], Here(lambda f: f.set_exception(told), 1)))
+
+
 def test_what_a_task_refuses_comes_out_as_it_is():
     """Also by pickle, as from another process."""
     missing = tnsim.errors.MissingExtra("torch", "torch", "reading a .pt file")

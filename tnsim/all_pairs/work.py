@@ -134,6 +134,14 @@ def _result(future: Any, advice: str) -> Any:
     except CancelledError as error:
         raise _failed("the executor cancelled a task", error, advice) from error
     except Exception as error:
+        # Dask says that environments differ, and what of them is in the cause.
+        for cause in (error, error.__cause__):
+            if isinstance(cause, ImportError):
+                what = (
+                    "a worker cannot import the code of the networks: give modules of a package "
+                    "that is installed there, such as --model package.module:Net"
+                )
+                raise _failed(what, cause, advice) from error
         raise _failed("a task failed on the executor", error, advice) from error
 
 
