@@ -659,6 +659,13 @@ def test_standard_errors_are_those_of_the_jackknife(rng):
         assert_close(float(found.standard_error[0, 1]), error)
 
 
+def test_masks_are_not_left_out(rng):
+    x = rng.normal(size=(4, 2))
+    with refused(r"a masked array was given.*array\.filled\(0\)"):
+        tnsim.Empirical(np.ma.masked_array(x, mask=x > x.min()))
+    assert tnsim.Empirical(np.ma.masked_array(x)).inputs.tolist() == x.tolist()
+
+
 def test_inputs_with_labels_are_refused(rng):
     """Labels of the shape of the inputs would pass for a second position."""
     torch = pytest.importorskip("torch", reason="data sets of PyTorch need the torch extra")
