@@ -105,6 +105,8 @@ def _feed(digest: Any, value: Any) -> None:
         for key in sorted(value, key=repr):
             digest.update(f"{key!r}:".encode())
             _feed(digest, value[key])
+    elif _is_ours(value) and (content := getattr(value, "content", None)) is not None:
+        _feed(digest, content)
     elif _is_ours(value) or dataclasses.is_dataclass(value):  # with all their fields
         digest.update(f"<{type(value).__name__}".encode())
         for name in _state(value):
