@@ -31,7 +31,7 @@ import tnsim.metrics.protocol
 from tnsim.all_pairs.sources import metric_parameters
 from tnsim.metrics.metric import METRICS as known_metrics
 from tnsim.metrics.metric import as_metric
-from tnsim.metrics.points import Rule, product_rule
+from tnsim.metrics.points import Points, Reading, Rule, WeightedPoints, product_rule
 from tnsim.metrics.protocol import adds_up, joins_layers
 from tnsim.models.arrays import pytree
 
@@ -371,8 +371,10 @@ def test_a_store_tells_the_numbers_of_a_metric_from_outside(rng):
     weights = rng.standard_normal(5000)
     first, second = Signs(weights), Signs(np.where(np.arange(5000) == 2500, 0.0, weights))
     assert repr(first) == repr(second)
-    assert metric_parameters(first) == metric_parameters(Signs(weights.copy()))
-    assert metric_parameters(first) != metric_parameters(second)
+    reading = Reading(3, None, 1)
+    known = metric_parameters(first, reading)
+    assert known == metric_parameters(Signs(weights.copy()), reading)
+    assert known != metric_parameters(second, reading)
 
 
 def test_what_a_prompt_completes_is_public():
@@ -425,7 +427,49 @@ def test_a_number_in_a_metric_from_outside_counts(rng, tmp_path):
     tnsim.pairwise(models, Held(1.0), store=tmp_path / "run")
     with refused("metric_parameters", tnsim.errors.StoreMismatch):
         tnsim.pairwise(models, Held(0.5), store=tmp_path / "run")
-    assert metric_parameters(Held(1.0)) == metric_parameters(Held(1.0))
+    one, again = (metric_parameters(Held(1.0), Reading(3, None, 1)) for _ in range(2))
+    assert one == again
+
+
+def test_what_a_metric_from_outside_has_in_its_code_counts(rng, tmp_path):
+    """No attribute tells such metrics apart, and a measure may have any mass."""
+    models = [tnsim.Model([bilinear(rng, 2, 4, 2, True)]) for _ in range(2)]
+
+    def metric(size, mass=1.0):
+        class Own(Held):
+            __slots__ = ()
+
+            def __init__(self):
+                pass
+
+            def is_exact(self, nonlinear_layers):
+                return True
+
+            def points(self, reading):
+                side = Rule(np.array([-size, size]), np.log([0.3 * mass, 0.7 * mass]))
+                return product_rule([side] * reading.d_in)
+
+        return Own()
+
+    for size in (1.0, 2.0):
+        known = tnsim.Product(([-size, size], [0.3, 0.7]))
+        for mass in (1.0, 2.0):
+            found = tnsim.similarity(*models, metric(size, mass), centred=True)
+            assert_close(found, tnsim.similarity(*models, known, centred=True), scale=1.0)
+    tnsim.pairwise(models, metric(1.0), store=tmp_path / "run")
+    tnsim.pairwise(models, metric(1.0), store=tmp_path / "run")
+    with refused("metric_parameters", tnsim.errors.StoreMismatch):
+        tnsim.pairwise(models, metric(2.0), store=tmp_path / "run")
+
+
+def test_a_block_of_a_measure_has_the_points_that_were_asked_for(rng):
+    models = [tnsim.Model([bilinear(rng, 2, 4, 2)]) for _ in range(2)]
+    metric = Held(1.0)
+    metric.points = lambda reading: Points(
+        5, lambda start, stop: WeightedPoints(np.ones((3, 2)), np.zeros(3))
+    )
+    with refused("points 0 to 4 of a measure were asked for, and its block has 3 inputs and 3"):
+        tnsim.similarity(*models, metric)
 
 
 def test_every_layer_and_metric_is_shown_in_one_line(rng):

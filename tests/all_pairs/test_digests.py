@@ -1,10 +1,18 @@
 """A model is told by what it computes: not by what was done with it, nor by where it was read."""
 
+from types import SimpleNamespace
+
+import jax.numpy as jnp
 import numpy as np
+import pytest
 from oracles import bilinear
+from safetensors.numpy import save_file
 
 import tnsim
+from tnsim.activations.activation import ACTIVATIONS, activation
+from tnsim.all_pairs import sources
 from tnsim.all_pairs.sources import content_hash
+from tnsim.metrics.empirical import RowsOnDemand
 from tnsim.models.origin import Origin
 
 
@@ -52,3 +60,28 @@ def test_numbers_in_lists_and_plain_objects_count():
     assert content_hash(Weighted([weights])) == content_hash(Weighted([weights.copy()]))
     assert content_hash(Weighted([weights])) != content_hash(Weighted([other]))
     assert content_hash([weights]) != content_hash((weights,))
+
+
+def test_a_file_of_inputs_is_its_numbers_and_is_never_whole_in_memory(tmp_path, rng, monkeypatch):
+    x = rng.normal(size=(50, 3))
+    save_file({"x": x}, tmp_path / "x.safetensors")
+    whole = content_hash(tnsim.Empirical(x))
+    monkeypatch.setattr(sources, "_FED_BYTES", 200)  # eight rows
+    monkeypatch.delattr(RowsOnDemand, "__array__")
+    assert content_hash(tnsim.Empirical(tmp_path / "x.safetensors")) == whole
+
+
+@pytest.mark.parametrize("name", [*ACTIVATIONS, "elu(0.5)", "gelu + 0.5 u", "leaky_relu(0.2)"])
+def test_an_activation_is_the_same_in_another_process(name):
+    """Where a function is in memory says nothing of it, and would refuse stores of earlier runs."""
+    fed = []
+    sources._feed(SimpleNamespace(update=lambda data: fed.append(bytes(data))), activation(name))
+    assert fed and b" at 0x" not in b"".join(fed)
+
+
+def test_activations_of_ones_own_are_told_by_their_values():
+    def digest(scale):
+        own = tnsim.Activation(lambda u: jnp.tanh(scale * u), strip=1.0, name="own")
+        return content_hash(tnsim.Model([tnsim.Elementwise(own, 2)]))
+
+    assert digest(1.0) == digest(1.0) != digest(0.9)

@@ -121,6 +121,17 @@ def test_an_executor_that_fails(fate, message, at, folder):
     assert compare(folder, store=store).identical(alone)
 
 
+def test_code_that_a_worker_lacks_is_named():
+    """Dask tells of environments that differ, and of the module in the cause alone."""
+    told = RuntimeError("Error during deserialization of the task graph")
+    told.__cause__ = ModuleNotFoundError("No module named 'net'")
+    with refused(
+        r"cannot import the code of the networks.*--model package.module:Net .*named 'net'",
+        tnsim.errors.ExecutorError,
+    ):
+        dict(work.completed([(0, (abs, ()))], Here(lambda f: f.set_exception(told), 1)))
+
+
 def test_what_a_task_refuses_comes_out_as_it_is():
     """Also by pickle, as from another process."""
     missing = tnsim.errors.MissingExtra("torch", "torch", "reading a .pt file")
@@ -187,6 +198,24 @@ def test_a_worker_that_comes_later_is_asked_too(monkeypatch):
     with refused(r"worker tcp://2 has tnsim 0.0.9", tnsim.errors.ExecutorError):
         dict(work.completed([(0, (abs, (1,)))], cluster))
     assert request == [["tcp://1"], ["tcp://2"]]
+
+
+def test_what_tasks_share_is_sent_to_a_cluster_once(monkeypatch):
+    """The inputs of a metric are a part of each task's job, and may be large."""
+    cluster, sent = Cluster(["tcp://1"]), []
+
+    def submit(function, *arguments):
+        future = Future()
+        sent.append(arguments)
+        numbers = (x.result() if isinstance(x, Future) else x for x in arguments)
+        future.set_result(function(*numbers))
+        return future
+
+    monkeypatch.setattr(cluster, "submit", submit)
+    shared = np.ones(3)
+    found = dict(work.completed([(k, (np.multiply, (shared, k))) for k in range(4)], cluster))
+    assert [found[k].sum() for k in range(4)] == [0, 3, 6, 9]
+    assert sum(arguments[0] is shared for arguments in sent) == 1
 
 
 @pytest.mark.slow

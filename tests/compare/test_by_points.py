@@ -71,7 +71,7 @@ def test_empirical_over_sequences_and_token_ids(rng):
     assert_close(value, cosine(a(softened), b(softened)), scale=1.0, rtol=1e-12)
 
 
-def test_inputs_come_from_files_and_other_libraries(tmp_path, rng):
+def test_inputs_come_from_files_and_other_libraries(tmp_path, rng, monkeypatch):
     import jax.numpy as jnp
     from safetensors.numpy import save_file
 
@@ -83,6 +83,10 @@ def test_inputs_come_from_files_and_other_libraries(tmp_path, rng):
     wanted = tnsim.similarity(a, b, tnsim.Empirical(x))
     for inputs in (tmp_path / "x.npy", str(tmp_path / "x.safetensors"), jnp.asarray(x), x.tolist()):
         assert_close(tnsim.similarity(a, b, tnsim.Empirical(inputs)), wanted, scale=1.0, rtol=1e-15)
+    monkeypatch.chdir(tmp_path)
+    relative = tnsim.Empirical("x.safetensors")
+    monkeypatch.chdir("/")  # as a worker elsewhere
+    assert_close(tnsim.similarity(a, b, relative), wanted, scale=1.0, rtol=1e-15)
     with refused("holds 2 tensors and none called 'inputs'"):
         tnsim.Empirical(tmp_path / "two.safetensors")
     with refused("no such file of inputs"):
@@ -653,6 +657,13 @@ def test_standard_errors_are_those_of_the_jackknife(rng):
         found = tnsim.pairwise([first, second], metric, slices=slices)
         error = tnsim.similarity(first, second, metric).standard_error
         assert_close(float(found.standard_error[0, 1]), error)
+
+
+def test_masks_are_not_left_out(rng):
+    x = rng.normal(size=(4, 2))
+    with refused(r"a masked array was given.*array\.filled\(0\)"):
+        tnsim.Empirical(np.ma.masked_array(x, mask=x > x.min()))
+    assert tnsim.Empirical(np.ma.masked_array(x)).inputs.tolist() == x.tolist()
 
 
 def test_inputs_with_labels_are_refused(rng):

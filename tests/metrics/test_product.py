@@ -113,6 +113,8 @@ def test_what_is_no_distribution_is_refused(rng):
     for given, message in (
         ("cauchy", "no distribution is called 'cauchy'; known are normal"),
         ([2.0, 1.0], "moments are finite numbers"),
+        ([[1.0, 0, 1, 0], [1, 0, 2, 0]], r"found an array of shape \(2, 4\)"),
+        ([1, 1j], r"found an array of shape \(2,\)"),
         (([1.0], [-1.0]), "weights not negative"),
     ):
         with refused(message):
@@ -121,6 +123,23 @@ def test_what_is_no_distribution_is_refused(rng):
         tnsim.similarity(a, b, tnsim.Product(["normal", "signs"]))
     with refused("nothing can be drawn from given moments"):
         tnsim.similarity(a, b, tnsim.Product(np.array([1.0, 0, 1]), samples=100))
+
+
+def test_moments_of_a_few_points_are_those_of_a_distribution(rng):
+    """Rounded, they leave squares of the recurrence that are zero up to their rounding."""
+    for count in (1, 2, 3) * 10:
+        nodes, weights = rng.normal(size=count), rng.dirichlet(np.ones(count))
+        moments = [1.0, *(float(weights @ nodes**k) for k in range(1, 10))]
+        x, log_weights = rule_of_moments(moments, nodes=5)
+        for k in range(10):
+            size = float(weights @ abs(nodes) ** k)
+            assert_close(np.exp(log_weights) @ x**k, moments[k], scale=size, rtol=1e-11)
+
+
+def test_weights_of_nodes_are_shares_whatever_their_size():
+    line = tnsim.Model([tnsim.Linear([[1.0]])])
+    for size in (1e-320, 1.0, 1e308):
+        assert tnsim.inner(line, line, tnsim.Product(([0.0, 2.0], [size, size]))) == 2.0
 
 
 def test_moments_that_go_on_after_all_points_are_found_are_refused():

@@ -299,6 +299,18 @@ class Activation:
         return all(isinstance(x, Gate) and x.width == inf for x in self.parts)
 
     @property
+    def content(self) -> tuple[Any, ...] | None:
+        """What tells an analytic activation in any process, None where its fields do.
+
+        The text of a function is its address. A function of tnsim's is told by its name, one of a
+        user's own by values as well.
+        """
+        if self.function is None:
+            return None
+        values = None if ACTIVATIONS.get(self.name) == self else self(_ARGUMENTS)
+        return self.name, self.strip, self.kinks, values
+
+    @property
     def gates_at_kinks(self) -> list[Gate]:
         """The parts that are kinks."""
         return [part for part in self.parts if is_kink(part)]
@@ -327,6 +339,7 @@ class Activation:
         return f"Activation({self.name!r})"
 
 
+_ARGUMENTS = np.linspace(-30.0, 30.0, 4097)  # at which a function of a user's own is told
 _NODES, _TAIL = 64, 16  # Chebyshev coefficients of an interval, and the last ones that count
 _SEARCHED, _INTERVALS = 8.0, 250
 _VISIBLE_TAIL = 1e-12

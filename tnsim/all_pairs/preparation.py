@@ -36,7 +36,7 @@ from tnsim.engine.budget import Budget
 from tnsim.engine.precision import Arithmetic
 from tnsim.engine.runtime.devices import device
 from tnsim.errors import DuplicateWarning, ModelError, warn
-from tnsim.metrics.points import Points
+from tnsim.metrics.points import Points, Reading
 from tnsim.metrics.protocol import Metric
 from tnsim.models.functions import is_function
 from tnsim.models.model import Model
@@ -293,10 +293,12 @@ def attributes_of(run: PairwiseRun, parts: Mapping[str, Any] | None = None) -> d
     """
     setting, tiles = run.job.setting, tiles_of(run.estimate)
     first = run.listed["a"][0]
+    # Of degree 1, as deeper models may come later.
+    reading = Reading(first.d_in or 0, first.n_ctx, degree=1)
     attrs: dict[str, Any] = {
         "format": FORMAT,
         "metric": setting.metric.name,
-        "metric_parameters": metric_parameters(setting.metric),
+        "metric_parameters": metric_parameters(setting.metric, reading),
         "dtype": setting.dtype,
         "slices": setting.slices,
         "centred": int(first.source.centred is not None),

@@ -26,8 +26,10 @@ from tnsim.checkpoints.load import Reading, Series, read
 from tnsim.circuits.parts import PartOfFile, PartSeries, SeriesParts
 from tnsim.compare.centred import without_mean
 from tnsim.errors import CheckpointError, ModelError
+from tnsim.metrics.empirical import StoredInputs
 from tnsim.metrics.metric import Gaussian
-from tnsim.metrics.protocol import Metric
+from tnsim.metrics.points import Reading as InputsRead
+from tnsim.metrics.protocol import Metric, adds_up
 from tnsim.models.checks import check_numbers, check_untraced
 from tnsim.models.differences import by_differences
 from tnsim.models.functions import Function
@@ -37,6 +39,8 @@ from tnsim.options import is_list
 from tnsim.problems.tensors.kinds import Kinds, kinds
 
 STANDARD = "standard"
+_LOOKED_AT, _PLACES = 256, 16  # points at each place of a measure, and places, that tell it
+_FED_BYTES = 2**24  # bytes of a file of inputs that are read at once for its digest
 
 
 def content_hash(model: Any) -> str:
@@ -46,10 +50,24 @@ def content_hash(model: Any) -> str:
     return digest.hexdigest()
 
 
-def metric_parameters(metric: Metric) -> str:
-    """`standard` for a metric without parameters of its own, else the digest of its parameters."""
+def metric_parameters(metric: Metric, reading: InputsRead) -> str:
+    """`standard` for a metric without parameters of its own, else the digest of its parameters.
+
+    A metric from outside may have its numbers in its code. Besides its attributes the number of
+    its points counts, and some of them.
+
+    Args:
+        metric: Metric of a run.
+        reading: Inputs that the models read.
+    """
     if type(metric) is Gaussian:
         metric = Gaussian(metric.mean, metric.cov)  # samples are those of its estimate alone
+    if adds_up(metric) and not _is_ours(metric):
+        points = metric.points(reading)
+        size = points.aligned(_LOOKED_AT) if points.continuations else _LOOKED_AT
+        starts = range(0, points.count, size * max(1, points.count // (size * _PLACES)))
+        blocks = [points.block(start, min(start + size, points.count)) for start in starts]
+        return content_hash((getattr(metric, "__dict__", None), points.count, blocks))
     if _is_standard(metric):
         return STANDARD
     return content_hash(metric)
@@ -68,7 +86,13 @@ def _feed(digest: Any, value: Any) -> None:
     Fields are fed with their names, arrays with dtype, shape and bytes, so that different models
     feed different bytes. Everything else is fed as its `repr`.
     """
-    if hasattr(value, "shape") and not isinstance(value, SparseMatrix):
+    if isinstance(value, StoredInputs):  # as the array, of which a batch is in memory at once
+        digest.update(f"{value.dtype}{value.shape}".encode())
+        step = max(1, _FED_BYTES // max(1, value[:1].nbytes))
+        for start in range(0, len(value), step):
+            rows = value[start : min(start + step, len(value))]
+            digest.update(np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data)
+    elif hasattr(value, "shape") and not isinstance(value, SparseMatrix):
         array = np.ascontiguousarray(value)
         digest.update(f"{array.dtype}{array.shape}".encode())
         digest.update(array.reshape(-1).view(np.uint8).data)
@@ -81,6 +105,8 @@ def _feed(digest: Any, value: Any) -> None:
         for key in sorted(value, key=repr):
             digest.update(f"{key!r}:".encode())
             _feed(digest, value[key])
+    elif _is_ours(value) and (content := getattr(value, "content", None)) is not None:
+        _feed(digest, content)
     elif _is_ours(value) or dataclasses.is_dataclass(value):  # with all their fields
         digest.update(f"<{type(value).__name__}".encode())
         for name in _state(value):

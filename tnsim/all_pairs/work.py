@@ -77,6 +77,7 @@ def completed(
         return
     _check(executor)
     cluster = _Cluster(executor, advice) if _is_dask(executor) else None
+    submit = executor.submit if cluster is None else cluster.submit
     waiting = iter(started)
     running: dict[int, tuple[K, Any]] = {}
     done: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -88,7 +89,7 @@ def completed(
             # a lease without work would hold other processes back.
             while len(running) < _IN_FLIGHT and (task := next(waiting, None)) is not None:
                 key, (function, arguments) = task
-                future = _submit(executor, function, arguments, advice)
+                future = _submit(executor, partial(submit, function, *arguments), advice)
                 running[id(future)] = (key, future)
                 # Futures report their end by name into a queue, so results come in the order in
                 # which they are finished.
@@ -114,9 +115,9 @@ def _answered(key: K, function: Callable[..., Any], arguments: tuple) -> tuple[K
     return key, function(*arguments)
 
 
-def _submit(executor: Any, function: Callable[..., Any], arguments: tuple, advice: str) -> Any:
+def _submit(executor: Any, submit: Callable[[], Any], advice: str) -> Any:
     try:
-        future = executor.submit(function, *arguments)
+        future = submit()
     except Exception as error:
         raise _failed(f"{type(executor).__name__} took no task", error, advice) from error
     if not callable(getattr(future, "add_done_callback", None)):
@@ -134,6 +135,14 @@ def _result(future: Any, advice: str) -> Any:
     except CancelledError as error:
         raise _failed("the executor cancelled a task", error, advice) from error
     except Exception as error:
+        # Dask says that environments differ, and what of them is in the cause.
+        for cause in (error, error.__cause__):
+            if isinstance(cause, ImportError):
+                what = (
+                    "a worker cannot import the code of the networks: give modules of a package "
+                    "that is installed there, such as --model package.module:Net"
+                )
+                raise _failed(what, cause, advice) from error
         raise _failed("a task failed on the executor", error, advice) from error
 
 
@@ -159,6 +168,18 @@ class _Cluster:
         self._client = client
         self._advice = advice
         self._able: set[str] = set()
+        self._first: Any = None
+        self._shared: Any = None
+
+    def submit(self, function: Callable[..., Any], first: Any, *rest: Any) -> Any:
+        """Submit a task whose first argument, the job, is often that of the task before.
+
+        A job has the inputs of its metric. As the result of a task of its own it is on the cluster
+        once, and is made again where its worker is lost.
+        """
+        if self._shared is None or first is not self._first:
+            self._first, self._shared = first, self._client.submit(_itself, first)
+        return self._client.submit(function, self._shared, *rest)
 
     def look(self) -> None:
         """Raise `ExecutorError` where the cluster is lost, empty, or has an unfit worker."""
@@ -202,6 +223,10 @@ class _Cluster:
             "that version in the environment of the workers "
             f"(pip install 'tnsim[pairwise]=={version}'), start them again, then {self._advice}"
         )
+
+
+def _itself(value: Any) -> Any:
+    return value
 
 
 def _failed(what: str, error: BaseException, advice: str) -> ExecutorError:

@@ -157,10 +157,14 @@ def _mean_of_model(given: Any, metric: Metric, budget: Budget) -> Float[np.ndarr
     """The mean of every output: its inner product with the constant 1."""
     ones = constant(given.d_in, np.ones(given.d_out), given.n_ctx)
     chosen = estimated(metric, [given], None)
-    products = inner_products(given, ones, Request(chosen, "float64", budget, slices=True))
-    found = products.values["AB"]
-    mean = np.asarray(found.mantissa) * np.exp2(found.exponent + products.exponent)
-    return mean / (given.n_ctx or 1)
+
+    def times_one(model: Any) -> Float[np.ndarray, " out"]:
+        products = inner_products(model, ones, Request(chosen, "float64", budget, slices=True))
+        found = products.values["AB"]
+        return np.asarray(found.mantissa) * np.exp2(found.exponent + products.exponent)
+
+    # A measure of a user's own has any mass.
+    return times_one(given) / (times_one(ones) if adds_up(metric) else given.n_ctx or 1)
 
 
 def _mean_of_function(given: Any, metric: Metric, budget: Budget) -> Float[np.ndarray, " out"]:

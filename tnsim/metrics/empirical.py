@@ -62,7 +62,7 @@ class StoredInputs(RowsOnDemand):
     def __init__(self, path: Path) -> None:
         from safetensors import safe_open
 
-        self.path = path
+        self.path = path.absolute()  # other processes may have another working directory
         # The file is opened anew for every block, so that the metric can be sent to other
         # processes.
         with safe_open(path, framework="numpy") as file:

@@ -24,12 +24,15 @@ from jaxtyping import Float
 from tnsim.errors import ModelError
 from tnsim.metrics.points import Points, Reading, Rule, check_draws, draws, mapped, product_rule
 from tnsim.metrics.quadrature import gauss_rule, hermite_rule
-from tnsim.models.arrays import pytree
+from tnsim.models.arrays import host_array, pytree
 from tnsim.models.checks import Seed, seed_number
 from tnsim.options import checked, shown
 
 _PANELS, _PANEL_NODES = 400, 20  # panels between two edges of a density, nodes of a panel
 _ROUNDING = 1e-12  # relative rounding of moments that are given as floats
+# A square of the recurrence below this share of what it is left of has no digit: what follows it
+# would be a node of rounding, far from the others.
+_EPS = 2.0**-50
 
 
 @dataclass(frozen=True)
@@ -71,25 +74,36 @@ def marginal(given: Any) -> Marginal:
         return NAMED[given]
     if _is_nodes_and_weights(given):
         return _finite_distribution("given nodes", *given)
-    try:
-        moments = [float(moment) for moment in np.ravel(np.asarray(given, np.float64))]
-    except (TypeError, ValueError, OverflowError):
+    moments = _numbers(given)
+    if moments.size == 0:
         raise ModelError(
             f"a marginal is the name of a distribution ({', '.join(NAMED)}), moments, or "
             f"(nodes, weights), found {shown(given)}"
-        ) from None
-    whole = len(moments) > 0 and abs(moments[0] - 1) <= _ROUNDING
-    if len(moments) < 2 or not whole or not np.isfinite(moments).all():
+        )
+    if len(moments) < 2 or abs(moments[0] - 1) > _ROUNDING or not np.isfinite(moments).all():
         first = ", ".join(f"{moment:g}" for moment in moments[:4])
         raise ModelError(
             "moments are finite numbers E[x^0] = 1, E[x], E[x^2] and so on, two at least; "
-            f"found {len(moments)}, which begin with {first or 'nothing'}"
+            f"found {len(moments)}, which begin with {first}"
         )
-    return Marginal("given moments", lambda nodes: rule_of_moments(moments, nodes), None)
+    return Marginal("given moments", lambda nodes: rule_of_moments(moments.tolist(), nodes), None)
 
 
 def _is_nodes_and_weights(given: Any) -> bool:
     return isinstance(given, tuple) and len(given) == 2 and np.ndim(given[0]) == 1
+
+
+def _numbers(given: Any) -> Float[np.ndarray, " n"]:
+    """A list of numbers as an array, an empty one for anything else.
+
+    Rows of moments are several distributions, so an array of two axes is no list.
+    """
+    try:
+        array = host_array(given) if hasattr(given, "detach") else np.asarray(given)
+        is_list = array.ndim == 1 and array.dtype.kind in "biufO"
+        return array.astype(np.float64) if is_list else np.empty(0)
+    except (TypeError, ValueError, OverflowError):
+        return np.empty(0)
 
 
 def rule_of_moments(moments: Sequence[float], nodes: int) -> Rule:
@@ -124,17 +138,21 @@ def rule_of_moments(moments: Sequence[float], nodes: int) -> Rule:
     # s_{k-2}(k - 2 + n). Digits cancel in these sums, so they are computed in fractions.
     before = [Fraction(0)] * (2 * nodes)
     row = [Fraction(moment) for moment in moments[: 2 * nodes]]
+    # Sums of absolute values stand beside them: moments are rounded, and what is left of them by
+    # cancellation has the rounding of all.
+    sizes_before, sizes = before, list(map(abs, row))
     diagonal, squares = [row[1] / row[0]], []
     for k in range(1, nodes):
         a = diagonal[-1]
         b = squares[-1] if squares else Fraction(0)
         count = 2 * (nodes - k)
-        after, sizes = [], []
-        for n in range(count):
-            parts = row[n + 2], -a * row[n + 1], -b * before[n + 2]
-            after.append(sum(parts))
-            sizes.append(sum(map(abs, parts)))
-        if after[0] == 0 and _all_vanish(after, sizes):
+        places = range(count)
+        after = [row[n + 2] - a * row[n + 1] - b * before[n + 2] for n in places]
+        sizes_before, sizes = (
+            sizes,
+            [sizes[n + 2] + abs(a) * sizes[n + 1] + b * sizes_before[n + 2] for n in places],
+        )
+        if after[0] <= _EPS * sizes[0] and _all_vanish(after, sizes):
             break  # the distribution has k points
         if after[0] <= 0:
             raise ModelError(f"the moments up to E[x^{2 * k}] are those of no distribution")
@@ -190,17 +208,18 @@ def _stieltjes(
 
 def _finite_distribution(name: str, nodes: Any, weights: Any) -> Marginal:
     """The distribution on finitely many points."""
-    nodes, weights = np.asarray(nodes, np.float64), np.asarray(weights, np.float64)
-    fits = nodes.shape == weights.shape and np.isfinite(nodes).all() and nodes.size > 0
-    if not fits or not (weights >= 0).all() or not 0 < weights.sum() < np.inf:
+    x, shares = _numbers(nodes), _numbers(weights)
+    fits = x.shape == shares.shape and np.isfinite([x, shares]).all()
+    if not fits or not (shares >= 0).all() or not shares.any():
         raise ModelError(
             "nodes and weights are two lists of one length, finite, weights not negative and not "
-            f"all zero; found nodes of shape {nodes.shape} and weights of shape {weights.shape}"
+            f"all zero; found nodes {shown(nodes)} and weights {shown(weights)}"
         )
-    p = weights / weights.sum()
+    shares = shares / shares.max()  # the sum of which is in the range of floats
+    p = shares / shares.sum()
     with np.errstate(divide="ignore"):
-        rule = Rule(nodes, np.log(p))
-    return Marginal(name, lambda count: rule, lambda rng, shape: rng.choice(nodes, shape, p=p))
+        rule = Rule(x, np.log(p))
+    return Marginal(name, lambda count: rule, lambda rng, shape: rng.choice(x, shape, p=p))
 
 
 def _tail_width(nodes: int) -> float:
@@ -369,7 +388,7 @@ def _stored_form(given: Any) -> Any:
         return given
     if _is_nodes_and_weights(given):
         return tuple(map(_stored_form, map(list, given)))
-    return tuple(np.ravel(np.asarray(given, np.float64)).tolist())
+    return tuple(_numbers(given).tolist())
 
 
 def _in_shape(shape: tuple[int, ...], inputs: Any) -> Any:

@@ -197,6 +197,11 @@ def host_array(value: Any) -> np.ndarray:
         value = _of_torch(value)
     _check_array(value)
     check_kept(value)
+    if np.ma.is_masked(value):
+        raise ModelError(
+            "a masked array was given, and what is under its mask would count: give the rows "
+            "without a mask, or array.filled(0)"
+        )
     try:
         array = np.asarray(value)
     except (ValueError, TypeError) as error:  # nested lists of unequal lengths, among others
