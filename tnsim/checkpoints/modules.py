@@ -5,6 +5,10 @@ the length that is asked for; every operation is known by name (`read_graphs`). 
 are read by the same graph, so what a value decides, such as a scale that is one or a mask of zeros,
 is decided for each file anew. A model is returned only if its outputs equal those of the module on
 random batches of several sizes.
+
+What depends on the code alone is made once for all files that are read by a module, and for all
+steps of a training. Code may change where nothing shows it, as by a variable of its file; where
+layers then differ from the module by more than rounding, the graph is made anew.
 """
 
 from __future__ import annotations
@@ -57,6 +61,7 @@ from tnsim.models.functions import array_of, is_random_in_training
 from tnsim.models.model import Model
 from tnsim.models.origin import Origin
 from tnsim.options import checked
+from tnsim.sessions import session
 
 if TYPE_CHECKING:
     from tnsim.checkpoints.operations import Graph
@@ -69,6 +74,8 @@ Declared = Rule | Callable[[Any], Any]
 WRAPPERS = ("DataParallel", "DistributedDataParallel")
 LARGEST_BATCH = 2**18
 """Numbers of the largest batch on which a module is compared with itself on single inputs."""
+_ROUNDING = 1e-12
+"""Largest relative error of layers that are read by a graph of an earlier reading."""
 SOFTMAX = "MultiheadAttention"  # refused as a whole, not operation by operation
 
 
@@ -198,7 +205,9 @@ class StatesOf:
             UnsupportedLayer, ModelError: Raised as by `from_module`.
         """
         module, left_out = self._loaded(state, leave_out, advise=True)
-        reading = recognised(module, None, n_ctx, self.inputs, self.output, self.module)
+        reading = recognised(
+            module, None, n_ctx, self.inputs, self.output, self.module, reader=self
+        )
         caveats = (f"left out: {', '.join(left_out)}",) if left_out else ()
         return reading.model(norm_inputs, n_ctx, caveats)
 
@@ -220,6 +229,7 @@ class StatesOf:
         self, state: Mapping[str, Any], leave_out: Sequence[str], advise: bool = False
     ) -> tuple[Any, tuple[str, ...]]:
         torch = require_torch()
+        _check_not_shared(self.module)
         module = copy_of(self.module)
         own = module.state_dict(keep_vars=True)
         # Files such as safetensors hold a tensor of several names under one of them, the first.
@@ -280,6 +290,28 @@ class StatesOf:
                     )
 
 
+def _check_not_shared(module: Any) -> None:
+    """Raise `UnsupportedLayer` where an attribute of a module is a view of its weights.
+
+    Where weights are loaded into the module the view has them too, in a copy it does not.
+    """
+    torch = require_torch()
+    saved = module.state_dict(keep_vars=True)
+    tensors = {name: one for name, one in saved.items() if isinstance(one, torch.Tensor)}
+    places = {one.untyped_storage().data_ptr(): name for name, one in tensors.items()}
+    known = {id(one) for one in tensors.values()}
+    for path, child in module.named_modules():
+        for name, value in (*vars(child).items(), *child._buffers.items()):
+            if not isinstance(value, torch.Tensor) or id(value) in known:
+                continue
+            place = value.untyped_storage().data_ptr()
+            if place and place in places:
+                raise UnsupportedLayer(
+                    f"{join(path, name)} is a view of {places[place]}, which in copies with other "
+                    "weights keeps the numbers of the module that was given: compute it in forward"
+                )
+
+
 def _to_leave_out(surplus: Sequence[str], own: Iterable[str]) -> str:
     """How tensors are left out that a file has beside a module; empty where they may be of it.
 
@@ -311,6 +343,7 @@ class Recognised(NamedTuple):
         error: Relative error of the forward pass of the layers.
         unused: Names of tensors on which the output does not depend.
         lengths: Further lengths of sequences at which the layers were compared with the module.
+        graph: The operations, which are those of all weights.
     """
 
     module: Any
@@ -320,6 +353,7 @@ class Recognised(NamedTuple):
     error: float
     unused: tuple[str, ...]
     lengths: tuple[int, ...]
+    graph: Graph
 
     def model(self, norm_inputs: Any, n_ctx: int | None, caveats: tuple[str, ...] = ()) -> Model:
         """The model of the layers, with norms at their energy on inputs, and how it was read."""
@@ -343,6 +377,7 @@ def recognised(
     output: str | int | None = None,
     first: Any = None,
     width: int | None = None,
+    reader: Any = None,
 ) -> Recognised:
     """The layers of a module, compared with the module's own forward pass.
 
@@ -354,6 +389,7 @@ def recognised(
         output: Name of the output that counts, or its place in a tuple.
         first: The module of which the module is a copy with other weights.
         width: Entries of a vector that the module reads, where what it is compared with says so.
+        reader: Object for which the module, or copies of it, are read again and again.
 
     Returns:
         The layers of the module.
@@ -389,7 +425,7 @@ def recognised(
             if output is None:
                 _check_describable(module, tuple(declared), False)  # which says more
             raise
-        asked = _Asked(module, double, declared, inputs, n_ctx, first or module)
+        asked = _Asked(module, double, declared, inputs, n_ctx, output, first or module, reader)
         try:
             reading = _first_reading(asked, example)
         except ModelError:
@@ -409,7 +445,9 @@ class _Asked(NamedTuple):
         declared: Declarations of classes of the user.
         inputs: The example that the user gave, or None.
         n_ctx: Length of sequences that was asked for; None where the layers are to hold for all.
+        output: Name or place of the output that counts.
         first: The module of which the module may be a copy with other weights.
+        reader: Object with which the form of the module is kept; None to keep none.
     """
 
     module: Any
@@ -417,7 +455,9 @@ class _Asked(NamedTuple):
     declared: Mapping[type, Declared]
     inputs: Any
     n_ctx: int | None
+    output: str | int | None
     first: Any
+    reader: Any
 
 
 def _first_reading(asked: _Asked, example: Any) -> Recognised:
@@ -487,6 +527,20 @@ def _is_whole_sequence(asked: _Asked, example: Any) -> bool:
     return True
 
 
+class _Form(NamedTuple):
+    """What of a module depends on its code alone, on inputs of a shape.
+
+    Attributes:
+        graph: Operations on a single input.
+        batches: Sizes of batches at which the code may do something else.
+        lengths: Lengths of sequences at which it may; empty where a single one is asked for.
+    """
+
+    graph: Graph
+    batches: Sequence[int]
+    lengths: Sequence[int]
+
+
 def _read(asked: _Asked, example: Any, sequence: bool) -> Recognised:
     """The layers of a module on inputs of the shape of an example.
 
@@ -495,27 +549,70 @@ def _read(asked: _Asked, example: Any, sequence: bool) -> Recognised:
         example: Inputs that the module takes.
         sequence: Whether the second axis of the inputs is positions.
     """
-    from tnsim.checkpoints.graphs import check_batches, lengths_of, state_of
+    if asked.reader is None:
+        return _read_by(None, asked, example, sequence)[0]
+    asked_for = tuple(example.shape[1:]), example.dtype, sequence, asked.n_ctx, asked.output
+    kept = session().belongings.get(asked.reader, (_read, *asked_for), list[tuple[Any, _Form]])
+    code = _code_of(asked)
+    if kept and kept[0][0] == code:
+        try:
+            reading, _ = _read_by(kept[0][1], asked, example, sequence)
+            if reading.error <= _ROUNDING:
+                return reading
+        except (UnsupportedLayer, ModelError) as refused:
+            log.debug("%s is traced once more: %s", type(asked.module).__name__, refused)
+    reading, form = _read_by(None, asked, example, sequence)
+    kept[:] = [(code, form)]
+    return reading
 
-    module, double, declared, _, n_ctx, first = asked
-    layers, graph = graph_layers(double, state_of(double), module, declared, example, sequence)
-    _check_own(graph, first)
-    check_batches(double, graph, example, tuple(declared))
+
+def _code_of(asked: _Asked) -> list[Any]:
+    """What tells that the code of a module is the same, beside inputs of the same shape."""
+    from tnsim.checkpoints.graphs import state_of
+
+    torch = require_torch()
+    tensors = {name: (one.shape, one.dtype) for name, one in state_of(asked.double).items()}
+    told: list[Any] = [tensors, _settings(asked.double), list(asked.declared)]
+    for path, child in asked.first.named_modules():
+        told.append((path, type(child), type(child).forward))
+        for name, value in vars(child).items():
+            if name not in ("_parameters", "_buffers", "_modules"):
+                is_tracked = isinstance(value, torch.Tensor) and not value.is_inference()
+                told.append((name, id(value), value._version if is_tracked else None))
+    return told
+
+
+def _read_by(
+    form: _Form | None, asked: _Asked, example: Any, sequence: bool
+) -> tuple[Recognised, _Form]:
+    """The layers of a module by its form, which is made where there is none."""
+    from tnsim.checkpoints.graphs import check_batches, graph_of, lengths_of, state_of
+
+    module, double, declared, _, n_ctx, _, first, _ = asked
+    whole = tuple(declared)
+    graph = graph_of(double, example, whole) if form is None else form.graph
+    layers = graph_layers(graph, state_of(double), module, declared, example, sequence)
+    if form is None:
+        _check_own(graph, first)
+        check_batches(double, graph, example, whole)
     used = graph.used()
     for path, _ in graph.owns.values():
         used |= {join(path, name) for name in tensors_of(module.get_submodule(path))}
     layers = [one._replace(layer=numbers(one.layer)) for one in layers]
-    _check_apart(double, example, _batch_sizes(double, example))
+    if form is None:
+        of_all = sequence and n_ctx is None
+        lengths = lengths_of(double, graph, example) if of_all else ()
+        form = _Form(graph, _batch_sizes(double, example), lengths)
+    _check_apart(double, example, form.batches)
     error = forward_error(double, layers, example)
-    lengths: list[int] = []
-    if sequence and n_ctx is None:
-        lengths = _check_lengths(double, layers, example, lengths_of(double, graph, example))
+    taken = _check_lengths(double, layers, example, form.lengths)
     positions = example.shape[1] if sequence else 1
     tensors = tensors_of(module)
     named = state_of(module) | tensors  # each by all of its names
     read = {id(one) for name, one in named.items() if name in used}
     unused = tuple(name for name, one in tensors.items() if id(one) not in read)
-    return Recognised(module, layers, example, positions, error, unused, tuple(lengths))
+    found = Recognised(module, layers, example, positions, error, unused, tuple(taken), graph)
+    return found, form
 
 
 def _check_own(graph: Graph, first: Any) -> None:
@@ -636,17 +733,17 @@ def _check_lengths(
 
 
 def graph_layers(
-    traced: Any,
+    graph: Graph,
     state: Mapping[str, Any],
     module: Any,
     declared: Mapping[type, Declared],
     example: Any,
     sequence: bool,
-) -> tuple[list[Normed], Graph]:
+) -> list[Normed]:
     """The layers of the graph of a module.
 
     Args:
-        traced: The module in evaluation mode whose graph is made.
+        graph: The operations of the module.
         state: Parameters and buffers by name, of which layers are made.
         module: The module of which declared layers are made.
         declared: Declarations of classes of the user.
@@ -654,21 +751,20 @@ def graph_layers(
         sequence: Whether the second axis of the inputs is positions.
 
     Returns:
-        The layers, of arrays or of tensors that require grad, and the graph.
+        The layers, of arrays or of tensors that require grad.
 
     Raises:
         UnsupportedLayer, TooLarge: Raised as by `from_module`.
     """
-    from tnsim.checkpoints import graphs
+    from tnsim.checkpoints.graphs import TorchLibrary
     from tnsim.checkpoints.read_graphs import Part, layers_of_graph
 
     torch = require_torch()
-    graph = graphs.graph_of(traced, example, tuple(declared))
     floats = [one for one in state.values() if one.is_floating_point()]
     like = floats[0] if floats else torch.zeros(1, dtype=torch.get_default_dtype())
     parameters = [one.dtype for one in module.parameters() if one.is_floating_point()]
     precision = max(parameters, key=lambda dtype: torch.finfo(dtype).eps, default=like.dtype)
-    library = graphs.TorchLibrary(like, precision)
+    library = TorchLibrary(like, precision)
     arrays = graph.arrays(state)
     parts = {
         end: Part(start, _declared_layers(module, path, declared))
@@ -679,8 +775,7 @@ def graph_layers(
     for name in trained & set(graph.weights):
         filled[graph.weights[name]] = _without_zeros(arrays[graph.weights[name]])
     positions = example.shape[1] if sequence else 1
-    layers = layers_of_graph(graph, arrays, example[:1], library, positions, parts, filled)
-    return layers, graph
+    return layers_of_graph(graph, arrays, example[:1], library, positions, parts, filled)
 
 
 def _without_zeros(array: Any) -> Any:

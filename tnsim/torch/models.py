@@ -6,11 +6,12 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
-from tnsim.checkpoints.graphs import state_of
+from tnsim.checkpoints.graphs import graph_of, state_of
 from tnsim.checkpoints.module_calls import copy_of, require_torch
 from tnsim.checkpoints.modules import Declared, graph_layers, recognised
 from tnsim.errors import UnsupportedLayer
 from tnsim.models.model import Model
+from tnsim.sessions import session
 
 
 def model_of(
@@ -40,19 +41,26 @@ def model_of(
             know.
         ModelError: The recognised layers compute something other than the module.
     """
-    reading = recognised(module, layers, n_ctx, inputs, width=width)
+    # Modules that are compared by their numbers have no place of their own.
+    reader = module if type(module).__hash__ is object.__hash__ else None
+    reading = recognised(module, layers, n_ctx, inputs, width=width, reader=reader)
     torch = require_torch()
     module, example = reading.module, reading.example
     parameters = [one for one in module.parameters() if one.is_floating_point()]
     if parameters and example.is_floating_point():
         # The graph is that of the module's own type and place.
         example = example.to(parameters[0])
-    traced = copy_of(module).eval()
-    own = state_of(module)
+    whole, own = tuple(layers or {}), state_of(module)
     # The caller's autocast would round weights on their way into the layers.
     exact = torch.autocast(example.device.type, enabled=False)
     with exact, contextlib.nullcontext() if torch.is_grad_enabled() else torch.no_grad():
-        live, _ = graph_layers(traced, own, module, layers or {}, example, reading.positions > 1)
+        # The graph of the reading is for float64. One object for as long as the code stays.
+        graph = session().belongings.get(
+            reading.graph,
+            (model_of, example.dtype, example.device),
+            lambda: graph_of(copy_of(module).eval(), example, whole),
+        )
+        live = graph_layers(graph, own, module, layers or {}, example, reading.positions > 1)
     normed = [str(n) for n, layer in enumerate(live) if layer.norm is not None]
     if normed:
         raise UnsupportedLayer(
