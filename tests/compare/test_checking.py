@@ -112,6 +112,12 @@ def test_sequences_are_sampled_as_their_metric_says(metric, rng):
     assert found.standard_error < 0.2
 
 
+def test_a_check_says_the_length_of_sequences_as_other_verbs_do(rng):
+    a, b = (tnsim.Model([attention(rng, 2, 1, 2, 2, 2)]) for _ in range(2))
+    found = tnsim.check(a, b, n_ctx=2, samples=4096)
+    assert found.similarity == tnsim.similarity(a, b, n_ctx=2) and abs(found.deviation) < 5
+
+
 def test_errors_of_an_estimate_and_of_its_check_add_up(rng):
     weights = [rng.normal(size=(6, 3)), rng.normal(size=(4, 6)), rng.normal(size=(2, 4))]
 

@@ -72,6 +72,7 @@ def check(
     b: Comparable,
     metric: Expectation | str = Gaussian(),
     *,
+    n_ctx: int | None = None,
     centred: bool = False,
     samples: int = 65536,
     seed: Seed = 0,
@@ -86,6 +87,8 @@ def check(
         a, b: Models, combinations such as `b - c`, modules of PyTorch, or paths of files.
         metric: Metric that is an expectation over inputs, or its name: Gaussian, its closure or
             `Categorical`.
+        n_ctx: Length of the sequences on which models with attention are compared, where the models
+            do not say it.
         centred: Whether the models are compared without their means over the inputs.
         samples: Number of inputs that are drawn, at least 64.
         seed: Seed of the random numbers: a number, a NumPy generator or a JAX key.
@@ -118,7 +121,7 @@ def check(
         )
     if not (isinstance(samples, Integral) and samples >= 2 * GROUPS):
         raise ModelError(f"a check needs at least {2 * GROUPS} samples, found {samples!r}")
-    a, b, chosen = with_metric(a, b, asked, None)
+    a, b, chosen = with_metric(a, b, asked, n_ctx)
     check_untraced("check", a, b, asked)
     given = a, b
     if centred:
