@@ -218,6 +218,7 @@ def test_a_coefficient_of_zero_has_the_slope_of_its_model(route, factor, rng):
     assert_close(np.array(compiled), expected, scale=np.abs(expected))
 
 
+@pytest.mark.sampled(quick=1, slow=2)
 @pytest.mark.parametrize("route, compiling", [("plans", True), ("plans", False), ("points", True)])
 def test_second_derivatives_where_a_coefficient_is_zero(route, compiling, rng):
     """Without compiling, a sum without axes is a plain number of NumPy."""

@@ -137,7 +137,8 @@ def test_changes_and_edges_beside_an_activation_are_refused_with_another_road(ki
     ):
         with refused(message, tnsim.UnsupportedLayer):
             ask()
-    found = tnsim.change(a, b, by="layer")  # the road that is named
+    data = tnsim.Empirical(rng.normal(size=(3, a.d_in)))
+    found = tnsim.change(a, b, data, by="layer")  # the road that is named
     assert all(name.startswith("layer ") for name in found.components)
 
 
