@@ -509,6 +509,26 @@ def test_a_view_of_weights_is_no_part_of_files(tmp_path):
         tnsim.load(tmp_path / "a.pt", module)
 
 
+def test_a_hook_is_refused_where_no_pruning_was_imported():
+    net = nn.Linear(3, 2)
+    net.register_forward_hook(lambda *given: None)
+    with refused("a forward hook, which may change what is computed", tnsim.UnsupportedLayer):
+        tnsim.from_module(net)
+
+
+def test_what_is_no_view_of_weights_runs_with_those_of_files(tmp_path):
+    """A spectral norm makes its weight before each call; sparse tensors have no single block."""
+    x = np.eye(4)
+    for n in range(2):
+        net = (
+            nn.Sequential(nn.utils.spectral_norm(nn.Linear(4, 4)), nn.Linear(4, 2)).double().eval()
+        )
+        net.register_buffer("links", torch.eye(4).to_sparse(), persistent=False)
+        torch.save(net.state_dict(), tmp_path / f"{n}.pt")
+    files = [tmp_path / f"{n}.pt" for n in range(2)]
+    assert tnsim.pairwise(files, tnsim.Empirical(x), dialect=net).similarity.shape == (2, 2)
+
+
 @pytest.mark.slow
 def test_a_training_loop():
     torch.manual_seed(0)

@@ -298,18 +298,28 @@ def _check_not_shared(module: Any) -> None:
     torch = require_torch()
     saved = module.state_dict(keep_vars=True)
     tensors = {name: one for name, one in saved.items() if isinstance(one, torch.Tensor)}
-    places = {one.untyped_storage().data_ptr(): name for name, one in tensors.items()}
     known = {id(one) for one in tensors.values()}
+    places = {_place(one): name for name, one in tensors.items()}
     for path, child in module.named_modules():
+        if child._forward_pre_hooks:  # as of a spectral norm, which makes its weight before a call
+            continue
         for name, value in (*vars(child).items(), *child._buffers.items()):
             if not isinstance(value, torch.Tensor) or id(value) in known:
                 continue
-            place = value.untyped_storage().data_ptr()
+            place = _place(value)
             if place and place in places:
                 raise UnsupportedLayer(
                     f"{join(path, name)} is a view of {places[place]}, which in copies with other "
                     "weights keeps the numbers of the module that was given: compute it in forward"
                 )
+
+
+def _place(tensor: Any) -> int:
+    """Where the numbers of a tensor begin in memory; 0 where they are not in one block."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, ValueError):  # of sparse tensors, and of those without numbers yet
+        return 0
 
 
 def _to_leave_out(surplus: Sequence[str], own: Iterable[str]) -> str:
@@ -571,7 +581,7 @@ def _code_of(asked: _Asked) -> list[Any]:
     from tnsim.checkpoints.graphs import state_of
 
     torch = require_torch()
-    tensors = {name: (one.shape, one.dtype) for name, one in state_of(asked.double).items()}
+    tensors = {name: (one.shape, one.dtype) for name, one in state_of(asked.module).items()}
     told: list[Any] = [tensors, _settings(asked.double), list(asked.declared)]
     for path, child in asked.first.named_modules():
         told.append((path, type(child), type(child).forward))
@@ -917,7 +927,7 @@ def _check_repeatable(module: Any) -> None:
         # A hook may change outputs, and copies would lose it or run it twice.
         hooks = (*child._forward_hooks.values(), *child._forward_pre_hooks.values())
         for hook in hooks:
-            if isinstance(hook, torch.nn.utils.prune.BasePruningMethod):
+            if hasattr(hook, "apply_mask"):  # `torch.nn.utils.prune`, which need not be imported
                 raise UnsupportedLayer(
                     f"{name}: pruned by a forward hook: make the zeros permanent, "
                     f"torch.nn.utils.prune.remove(module, {hook._tensor_name!r})"
