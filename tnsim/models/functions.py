@@ -85,7 +85,13 @@ def loaded(given: Any) -> Any:
 
 
 def _bytes_of(module: Any) -> int:
-    return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
+    """Bytes of the tensors of a module, of sparse ones about those that they store."""
+    tensors = (*module.parameters(), *module.buffers())
+    of_entry = 24  # a number and two indices
+    return sum(
+        of_entry * tensor._nnz() if str(tensor.layout).startswith("torch.sparse") else tensor.nbytes
+        for tensor in tensors
+    )
 
 
 def with_output(model: Any, output: str | int | None) -> Any:
