@@ -503,6 +503,24 @@ def test_modules_on_inputs_have_second_derivatives(centred):
         assert_close(found, wanted, scale=LARGEST, rtol=1e-11)
 
 
+def test_functions_of_tensors_are_the_modules_that_they_call():
+    """A function that fails on an array of NumPy gets a tensor, with gradients where they count."""
+    nets = [units(2, 3, 2) for _ in "ab"]
+    functions = [lambda x, net=net: net(x.view(-1, 2)).sigmoid() for net in nets]
+    modules = [nn.Sequential(net, nn.Sigmoid()) for net in nets]
+    metric = tnsim.Empirical(POINTS)
+    found, expected = [tnsim.inner(*pair, metric) for pair in (functions, modules)]
+    assert_close(found, expected, scale=1.0, rtol=1e-6, limited_by="float32")
+    slopes = []
+    for pair in (functions, modules):
+        value = tnsim.torch.similarity(*pair, metric)
+        slopes.append(torch.autograd.grad(value, nets[0][1].weight)[0])
+    assert_close(slopes[0], slopes[1], scale=LARGEST, rtol=1e-5, limited_by="float32")
+    with pytest.raises(TypeError, match="must be Tensor") as caught:
+        tnsim.inner(lambda x: nets[0].double()(x), nets[1], metric)
+    assert any("x.double()" in note for note in caught.value.__notes__)
+
+
 def test_a_module_beside_a_fixed_model_a_path_and_a_function(tmp_path):
     net, goal = units(2, 3, 2), tnsim.from_module(Net())
     tnsim.save(goal, tmp_path / "goal.safetensors")

@@ -29,8 +29,6 @@ from tnsim.models.functions import (
     in_rows,
     is_narrow,
     outputs_of,
-    run_module,
-    run_with_gradients,
     with_output,
 )
 
@@ -186,7 +184,7 @@ class _SwitchedModule:
     def outputs(self, inputs: Any) -> np.ndarray:
         """The outputs on inputs, (rows, ..., out), float64."""
         try:
-            made = in_rows(array_at(self.function, inputs, run_module), len(inputs))
+            made = in_rows(array_at(self.function, inputs), len(inputs))
         except ModelError as error:
             # As the grouped products of mixtures of experts.
             if "Double" not in str(error):
@@ -208,7 +206,7 @@ class _SwitchedModule:
         import torch
 
         with self.recorded():
-            made = in_rows(array_at(self.function, inputs, run_with_gradients), len(inputs))
+            made = in_rows(array_at(self.function, inputs, gradients=True), len(inputs))
         v = cotangent(made.detach().double().cpu().numpy())
         outer = torch.from_numpy(np.ascontiguousarray(v)).to(made)
         return self._along(made, outer, lambda: float((v * self.outputs(inputs)).sum()))
@@ -301,7 +299,7 @@ class _SwitchedModule:
 
         hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
         with self.recorded(), hooks:
-            made = array_at(self.function, inputs, run_with_gradients)
+            made = array_at(self.function, inputs, gradients=True)
         return (sum(kept.values()) + 3 * made.numel() * 8) / len(inputs)
 
 
@@ -345,7 +343,7 @@ class _SwitchedPytree:
         if np.issubdtype(inputs.dtype, np.floating):
             inputs = jnp.asarray(inputs, self.dtype)
         given = WithOutput(function, self.output) if self.output is not None else function
-        return in_rows(jnp.asarray(array_at(given, inputs, run_module)), len(inputs))
+        return in_rows(jnp.asarray(array_at(given, inputs)), len(inputs))
 
     def outputs(self, inputs: Any) -> np.ndarray:
         """The outputs on inputs, (rows, ..., out), float64."""

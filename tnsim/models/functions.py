@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Self, TypeAlias
@@ -150,7 +152,7 @@ def outputs_of(function: Function, inputs: Any, apart: bool = True) -> np.ndarra
     """The outputs of a plain function on a batch, in NumPy.
 
     A PyTorch module is called with a tensor of the precision and on the device of its parameters,
-    other functions with the NumPy array itself.
+    other functions as `array_at` says.
 
     Args:
         function: Plain function or PyTorch module.
@@ -172,7 +174,7 @@ def outputs_of(function: Function, inputs: Any, apart: bool = True) -> np.ndarra
 
 def _host_outputs(function: Function, inputs: Any) -> np.ndarray:
     # Outputs are compared in NumPy, wherever the function computed them.
-    outputs = host_array(detached(array_at(function, inputs, run_module)))
+    outputs = host_array(detached(array_at(function, inputs)))
     outputs = in_rows(outputs, len(inputs))
     if not (isinstance(function, Deferred) or hasattr(function, "named_parameters")):
         outputs = outputs.copy()  # the next call of the function may write into its buffer
@@ -227,13 +229,16 @@ def check_rows_alone(function: Function, alone: np.ndarray, together: np.ndarray
         )
 
 
-def array_at(function: Function, inputs: Any, run: Callable[[Any, Any], Any]) -> Any:
+def array_at(function: Function, inputs: Any, gradients: bool = False) -> Any:
     """The array or tensor that counts among the outputs of a plain function, as it was given.
+
+    A plain function is called with an array of NumPy. Where it raises and PyTorch is loaded, it is
+    called with a tensor in the default type of PyTorch.
 
     Args:
         function: Plain function, PyTorch module, or either with the choice of an output.
         inputs: Batch of inputs, in NumPy.
-        run: Function of a module and inputs that runs the module.
+        gradients: Whether tensors are to be a part of the caller's autograd graph.
 
     Returns:
         The array, in the library of the function.
@@ -244,26 +249,48 @@ def array_at(function: Function, inputs: Any, run: Callable[[Any, Any], Any]) ->
             called with.
 
     Example:
-        >>> array_at(lambda x: (2 * x, None), np.ones((1, 2)), run_module).tolist()
+        >>> import torch
+        >>> array_at(lambda x: (2 * x, None), np.ones((1, 2))).tolist()
         [[2.0, 2.0]]
+        >>> array_at(lambda x: x.relu(), np.ones((1, 2)))
+        tensor([[1., 1.]])
     """
     output = None
     if isinstance(function, WithOutput):
         function, output = function.function, function.output
     if hasattr(function, "named_parameters"):
+        run = run_with_gradients if gradients else run_module
         return array_of(run(function, inputs), output)
+    return array_of(_called(function, inputs, gradients), output)
+
+
+def _called(function: Function, inputs: Any, gradients: bool) -> Any:
+    """What a plain function gives for an array, or for a tensor."""
     try:
-        given = function(inputs.copy())  # which the function may write into
+        return function(inputs.copy())  # which the function may write into
+    except TnsimError:
+        raise
     except Exception as error:  # what a function of the user's raises is the user's to read
-        if not isinstance(error, TnsimError):
+        error.add_note(
+            f"The function was called with a batch of inputs, {inputs.dtype} of shape "
+            f"{tuple(inputs.shape)}. One that takes a single input, such as a module of Equinox, "
+            "is given as jax.tree_util.Partial(lambda net, x: jax.vmap(net)(x), net)."
+        )
+        torch = sys.modules.get("torch")
+        if torch is None:
+            raise
+        tensor = tensor_of(np.asarray(inputs))
+        if tensor.is_floating_point():
+            tensor = tensor.to(torch.get_default_dtype())
+        try:
+            with contextlib.nullcontext() if gradients else torch.no_grad():
+                return function(tensor)
+        except Exception as other:
             error.add_note(
-                f"The function was called with a batch of inputs, {inputs.dtype} of shape "
-                f"{tuple(inputs.shape)}. One that takes a single input, such as a module of "
-                "Equinox, is given as "
-                "jax.tree_util.Partial(lambda net, x: jax.vmap(net)(x), net)."
+                f"With a tensor it raised {type(other).__name__}: {other}. Types and devices are "
+                "its own to choose, as in lambda x: net(x.double().cuda())."
             )
         raise
-    return array_of(given, output)
 
 
 def in_rows(outputs: Any, count: int) -> Any:

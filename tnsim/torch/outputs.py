@@ -45,7 +45,6 @@ from tnsim.models.functions import (
     in_rows,
     is_function,
     outputs_of,
-    run_with_gradients,
 )
 from tnsim.models.model import Model, with_dense_matrices
 from tnsim.problems.at_points import (
@@ -216,7 +215,7 @@ def _of_function(function: Any, mean: Mean | None) -> Run:
     """The vectors of a plain function or module less its mean, with the graph that it makes."""
 
     def at(batch: WeightedPoints, start: int) -> tuple[torch.Tensor, float, float]:
-        given = array_at(function, batch.inputs, run_with_gradients)
+        given = array_at(function, batch.inputs, gradients=True)
         if not isinstance(given, torch.Tensor):
             given = torch.from_numpy(np.array(host_array(given)))
         host_array(given.detach()[:1])  # refuses what has no numbers, as inside torch.func
