@@ -511,6 +511,7 @@ def test_functions_of_tensors_are_the_modules_that_they_call():
     metric = tnsim.Empirical(POINTS)
     found, expected = [tnsim.inner(*pair, metric) for pair in (functions, modules)]
     assert_close(found, expected, scale=1.0, rtol=1e-6, limited_by="float32")
+    assert tnsim.compare_forward(tnsim.from_module(nets[0]), nets[0]).relative < 1e-5
     slopes = []
     for pair in (functions, modules):
         value = tnsim.torch.similarity(*pair, metric)

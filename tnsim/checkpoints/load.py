@@ -38,7 +38,7 @@ from tnsim.checkpoints.state_dict import (
 from tnsim.errors import CheckpointError, ModelError, TnsimError, printable
 from tnsim.models.arrays import is_count
 from tnsim.models.checks import Seed, check_untraced, seed_number
-from tnsim.models.functions import Deferred
+from tnsim.models.functions import Deferred, array_at
 from tnsim.models.model import AnyModel, Model
 from tnsim.options import checked, is_list, shown
 from tnsim.tables import html_table
@@ -808,8 +808,9 @@ def compare_forward(
 
     Args:
         model: The model that was read through the dialect.
-        forward: Function of float32 inputs (samples, d_in), or (samples, n_ctx, d_in) for a model
-            of sequences, that returns outputs (samples, d_out), or (samples, n_ctx, d_out).
+        forward: Module of PyTorch, or function of arrays or tensors. It takes float32 inputs
+            (samples, d_in), or (samples, n_ctx, d_in) for a model of sequences, and returns outputs
+            (samples, d_out), or (samples, n_ctx, d_out).
         samples: Number of standard normal inputs.
         seed: Seed of the inputs: a number, a NumPy generator or a JAX key.
 
@@ -836,7 +837,7 @@ def compare_forward(
     # Inputs are float32, as networks take them; the model itself computes in float64.
     x = np.random.default_rng(seed_number(seed)).normal(size=shape).astype(np.float32)
     wide = x.astype(np.float64)  # before a forward pass that writes into its inputs
-    theirs = to_numpy(forward(x), "the output of forward").astype(np.float64)
+    theirs = to_numpy(array_at(forward, x), "the output of forward").astype(np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
         ours = np.asarray(model(wide), np.float64)
     if theirs.shape != ours.shape:

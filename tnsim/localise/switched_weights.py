@@ -316,9 +316,9 @@ class _SwitchedPytree:
         self.names = self.between.names
         if not self.names:
             raise ModelError(
-                f"{b!r} holds no weights: give a function that is a pytree of its weights, as "
-                "jax.tree_util.Partial(function, weights) or a module of Equinox, called with a "
-                "batch of inputs"
+                f"{b!r} holds no weights: give a module of PyTorch itself, or a function that is a "
+                "pytree of its weights, as jax.tree_util.Partial(function, weights) or a module of "
+                "Equinox, called with a batch of inputs"
             )
         every, self.form = jax.tree.flatten(b)
         self.places = [n for n, leaf in enumerate(every) if _is_weight(leaf)]
