@@ -10,6 +10,8 @@ import pytest
 import tnsim
 
 Errors = type[BaseException] | tuple[type[BaseException], ...]
+LOST = tnsim.PrecisionWarning, tnsim.errors.ResultError
+"""What says that few digits are left, and that none is."""
 
 
 @contextmanager

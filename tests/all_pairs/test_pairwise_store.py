@@ -242,9 +242,9 @@ def test_two_processes_on_one_store(folder):
 def test_a_checkpoint_that_changes_under_way(folder, rng, monkeypatch):
     models = tnsim.load(folder / "models")
 
-    def swaps(job, entries, arithmetic, run=tiles.norms):
+    def swaps(job, entries, run=tiles.norms):
         tnsim.save(tnsim.Model([bilinear(rng, 3, 4, 2, True)]), models.paths[0])
-        return run(job, entries, arithmetic)
+        return run(job, entries)
 
     monkeypatch.setattr(tiles, "norms", swaps)
     with refused(

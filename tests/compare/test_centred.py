@@ -359,21 +359,6 @@ def test_means_of_polynomials(kind, mean, cov):
     assert_close(beside.mean_share_b.values, wanted, scale=1.0, rtol=1e-10)
 
 
-@pytest.mark.parametrize("metric", [tnsim.Empirical(X), tnsim.Gaussian(np.full(3, 0.5))])
-def test_means_in_float32_have_the_digits_of_their_norms(metric):
-    """Terms that cancel are computed in float64, their norm and what is in its mean alike."""
-    rng = generator(15)
-    first, last = linear(rng, 3, 3), bilinear(rng, 3, 4, 2)
-    legs = [leg @ first.weight for leg in (last.left, last.right)]
-    near = tnsim.Model([tnsim.Bilinear(*legs, last.down * [[1 + 1e-6], [1 - 1e-6]])])
-    models = [near, tnsim.Model([first, last]) - near]
-    fine, rough = (
-        tnsim.pairwise(models, metric, dtype=dtype).mean_share_a.values
-        for dtype in ("float64", "float32")
-    )
-    assert_close(rough, fine, scale=1.0, rtol=1e-5, limited_by="float32")
-
-
 @pytest.mark.crossing
 @pytest.mark.parametrize("verb", ["similarity", "pairwise"])
 @pytest.mark.parametrize("mean", [np.array([0.6, -0.4]), None], ids=["mean", "standard"])

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpmath import mp
 from oracles import bilinear, linear, quadrature
-from refusals import refused
+from refusals import LOST, refused
 from seeds import generator
 from sequence_cases import slow
 from test_paths import scrambled
@@ -434,13 +434,12 @@ def skewed(rng, condition):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gaussian", "empirical"])
-def test_float32_is_taken_again_between_skewed_bases(name, rng):
+def test_float32_tells_of_skewed_bases(name, rng):
     """Shares of about 1 were off by 2, as models between the two are a thousand times as large."""
     a, b = skewed(rng, 1e3), skewed(rng, 1e3)
     metric = tnsim.Gaussian() if name == "gaussian" else tnsim.Empirical(rng.normal(size=(50, 3)))
-    one, exact = (tnsim.change(a, b, metric, dtype=dtype) for dtype in ("float32", "float64"))
-    assert_close(one.share, exact.share, scale=LARGEST, rtol=1e-9)
-    assert_close(one.matrix, exact.matrix, scale=LARGEST, rtol=1e-9)
+    with pytest.raises(LOST, match="use dtype='float64'"):
+        tnsim.change(a, b, metric, dtype="float32")
 
 
 @pytest.mark.slow
@@ -523,22 +522,21 @@ def in_units_of_the_stream(exponent, writes):
 @pytest.mark.crossing
 @pytest.mark.parametrize("name", ["gaussian", "empirical"])
 @pytest.mark.parametrize("exponent", [-72, slow(-140), slow(70), 200])
-def test_float32_is_taken_again_beyond_its_range(name, exponent, rng):
-    """Changes, paths, edges and similarities were off by up to 0.4 or NaN, or were refused."""
+def test_float32_is_right_or_tells_beyond_its_range(name, exponent, rng):
+    """Changes, paths, edges and similarities were off by up to 0.7 or NaN."""
     metric = tnsim.Gaussian() if name == "gaussian" else tnsim.Empirical(rng.normal(size=(20, 2)))
-    found = []
-    for own, dtype in ((0, "float64"), (exponent, "float32")):
-        a, b = (in_units_of_the_stream(own, writes) for writes in (1.0, 1.1))
-        changed = tnsim.change(a, b, metric, dtype=dtype)
-        edges = tnsim.paths(a, None, metric, legs=True, dtype=dtype)
-        numbers = (
-            changed.share,
-            changed.removed / changed.total,
-            changed.alone / changed.total,
-            tnsim.paths(a, None, metric, dtype=dtype).share,
-            edges.share,
-            edges.cut,
-            [tnsim.similarity(a, b, metric, dtype=dtype)],
-        )
-        found.append(np.concatenate(numbers))
-    assert_close(found[1], found[0], scale=LARGEST, rtol=1e-4, limited_by="float32")
+    near, far = (
+        [in_units_of_the_stream(own, writes) for writes in (1.0, 1.1)] for own in (0, exponent)
+    )
+    asked = {
+        "change": lambda a, b, dtype: tnsim.change(a, b, metric, dtype=dtype).share,
+        "paths": lambda a, _, dtype: tnsim.paths(a, None, metric, dtype=dtype).share,
+        "edges": lambda a, _, dtype: tnsim.paths(a, None, metric, legs=True, dtype=dtype).cut,
+        "similarity": lambda a, b, dtype: [tnsim.similarity(a, b, metric, dtype=dtype)],
+    }
+    for ask in asked.values():
+        try:
+            found = ask(*far, "float32")
+        except LOST:
+            continue
+        assert_close(found, ask(*near, "float64"), scale=LARGEST, rtol=1e-4, limited_by="float32")

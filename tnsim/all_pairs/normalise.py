@@ -18,8 +18,6 @@ from tnsim.engine.precision import Arithmetic
 from tnsim.scaled import LOG_2, ScaledSum, log_abs, taken, total
 
 _NORM, _NORMS = "log_norm", "log_norms"
-_NORM_SHARE = 1 / 4
-"""Share of a norm in the visible error of a cosine, to which two norms contribute twice."""
 Norms: TypeAlias = Mapping[str, ScaledSum]
 """Squared norms of some models over all outputs, and of each output where these are told apart."""
 
@@ -87,34 +85,6 @@ def tile_arrays(
     rows = np.broadcast_to(log_abs(bra[_NORM])[:, None], same.shape)
     arrays["log_inner"][same] = rows[same]
     return arrays, np.where(same, 0.0, np.max(errors, axis=0))
-
-
-def uncertified(
-    products: ScaledSum, bra: Norms, ket: Norms, arithmetic: Arithmetic
-) -> Bool[np.ndarray, "rows columns"]:
-    """Pairs of which a cosine, of all outputs or of any, is not `precision.certified`.
-
-    Args:
-        products: Inner products of rows with columns.
-        bra, ket: Norms of rows and columns, from `norms_in`.
-        arithmetic: Degree and precision of the computation.
-    """
-    sure = []
-    for _, asked in _asked(products, bra, ket):
-        sure_pairs = np.asarray(precision.certified(asked, arithmetic))
-        sure.append(sure_pairs.reshape(*products.mantissa.shape[:2], -1).all(axis=-1))
-    return np.logical_not(np.asarray(sure).all(axis=0))
-
-
-def uncertified_norms(norms: ScaledSum, arithmetic: Arithmetic) -> Bool[np.ndarray, " models"]:
-    """Models of which a squared norm may be the reason that a cosine is not certified.
-
-    Norms have a share of `_NORM_SHARE` in the visible error of a cosine, so that a pair of other
-    models is certified by its inner product alone.
-    """
-    most = _NORM_SHARE * precision.VISIBLE * norms.mantissa
-    unsure = np.asarray(arithmetic.rounding * norms.size > most)
-    return np.any(unsure.reshape(len(unsure), -1), axis=-1)
 
 
 def _asked(

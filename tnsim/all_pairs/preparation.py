@@ -184,9 +184,6 @@ def _planned(
         keep_bytes=0,
         alone=True,
         key=uuid4().hex,  # two equal runs at the same time share no kept blocks
-        # Arrays of float64 take twice the memory.
-        certifies=setting.dtype == "float32" and 2 * estimate.peak_bytes <= memory(setting),
-        differences=setting.dtype,
     )
     return PairwiseRun(listed, models, job, estimate)
 

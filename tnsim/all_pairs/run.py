@@ -166,8 +166,7 @@ def _computed(run: PairwiseRun, place: Place | None, executor: Any, progress: bo
             interrupt.add_note(advice(path))
             raise
     # What was read from a store has been told of before, except for doubts of the degree alone.
-    alone = 0.0 if run.job.certifies else run.arithmetic.alone
-    worst = max([Doubt(alone, ""), *doubts])
+    worst = max([Doubt(run.arithmetic.alone, ""), *doubts])
     precision.warn_of_error(*worst, run.arithmetic)
     warn_of_caveats(run.caveats)
     # Labels, names and caveats are those of this call; the store may have others.

@@ -8,19 +8,15 @@ the tasks that follow, see `Job`.
 from __future__ import annotations
 
 import contextlib
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import numpy as np
-from jaxtyping import Bool
 
-from tnsim.all_pairs.normalise import Norms, uncertified, uncertified_norms
 from tnsim.all_pairs.sources import Entry
 from tnsim.all_pairs.ways import Job, NormBlock, Tile
-from tnsim.engine.precision import EPS, Arithmetic
-from tnsim.errors import ExecutorError, TooLarge
-from tnsim.scaled import ScaledSum, magnified
+from tnsim.errors import ExecutorError
+from tnsim.scaled import ScaledSum
 from tnsim.sessions import session
 
 B = TypeVar("B", NormBlock, Tile)
@@ -35,28 +31,17 @@ def forgetting(job: Job) -> Iterator[None]:
         session().blocks.forget(lambda key: key[1] == job.key)
 
 
-def norms(job: Job, entries: tuple[Entry, ...], arithmetic: Arithmetic) -> NormBlock:
-    """Squared norms of some models, and what their means have of them.
+def norms(job: Job, entries: tuple[Entry, ...]) -> NormBlock:
+    """Squared norms of some distinct models, and what their means have of them.
 
     Args:
         job: Settings that all tasks share.
-        entries: Distinct models.
-        arithmetic: Degree and precision of the run.
+        entries: The models.
     """
-    found = job.way.norms(job, entries)
-    if not job.certifies:
-        return found
-    unsure = uncertified_norms(found.squared, arithmetic)
-    return _refined(found, unsure, lambda: job.way.norms(job.in_float64, _chosen(entries, unsure)))
+    return job.way.norms(job, entries)
 
 
-def tile(
-    job: Job,
-    rows: tuple[Entry, ...],
-    columns: tuple[Entry, ...],
-    norms: tuple[Norms, Norms],
-    arithmetic: Arithmetic,
-) -> Tile:
+def tile(job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> Tile:
     """Inner products of all rows with all columns.
 
     The products of a block with itself are symmetric to the bit. Estimates carry standard errors.
@@ -64,52 +49,11 @@ def tile(
     Args:
         job: Settings that all tasks share.
         rows, columns: Distinct models.
-        norms: Squared norms of rows and columns.
-        arithmetic: Degree and precision of the run.
 
     Returns:
         (rows, columns), or (rows, columns, out) where the job wants slices.
     """
-    found = job.way.tile(job, rows, columns)
-    if not job.certifies:
-        return found
-    unsure = uncertified(found.products, *norms, arithmetic)
-    first, second = (np.array([entry.digest for entry in side]) for side in (rows, columns))
-    unsure &= first[:, None] != second
-    again = _chosen(rows, unsure.any(axis=1)), _chosen(columns, unsure.any(axis=0))
-    return _refined(found, unsure, lambda: job.way.tile(job.in_float64, *again))
-
-
-def _chosen(entries: tuple[Entry, ...], wanted: Bool[np.ndarray, " n"]) -> tuple[Entry, ...]:
-    return tuple(itertools.compress(entries, wanted))
-
-
-def _refined(found: B, unsure: Bool[np.ndarray, "..."], again: Callable[[], B]) -> B:
-    """Numbers of float32 with the unsure numbers taken from a second computation in float64.
-
-    Args:
-        found: Numbers of all models, or of all pairs.
-        unsure: Models or pairs to replace, one axis for each axis of models.
-        again: Computes the numbers of all rows, or rows and columns, that have an unsure number.
-    """
-    if not unsure.any():
-        return found
-    try:
-        finer, finer_beside = again()
-    except TooLarge:
-        return found  # with the bound of float32
-    # Sizes of float64 count roundings of the run, those of float32.
-    finer = magnified(finer, EPS["float64"] / EPS["float32"])
-    axes = range(unsure.ndim)
-    others = [tuple(axis for axis in axes if axis != kept) for kept in axes]
-    # Unsure numbers have the same order among all and among those that were computed again.
-    unsure_again = unsure[np.ix_(*(unsure.any(axis=rest) for rest in others))]
-    products, beside = found
-    refined: list[Any] = [None if array is None else array.copy() for array in (*products, beside)]
-    for array, new in zip(refined, (*finer, finer_beside), strict=True):
-        if array is not None and new is not None:
-            array[unsure] = new[unsure_again]
-    return type(found)(ScaledSum(*refined[:-1]), refined[-1])
+    return job.way.tile(job, rows, columns)
 
 
 def expected(

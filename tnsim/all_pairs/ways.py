@@ -21,9 +21,9 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from tnsim.all_pairs.sources import Entry
+from tnsim.engine import precision
 from tnsim.engine.budget import Budget
 from tnsim.engine.runtime.execution import Tier
-from tnsim.errors import TnsimError
 from tnsim.metrics.protocol import Metric
 from tnsim.models.differences import by_differences
 from tnsim.models.model import Model, terms
@@ -101,8 +101,6 @@ class Job(NamedTuple):
         keep_bytes: Bytes up to which further blocks are kept.
         alone: Whether a single process computes the whole run, and forgets its blocks at the end.
         key: Unique name of this run.
-        certifies: Whether pairs of which float32 leaves few digits are computed in float64.
-        differences: Precision that tells which differences of models are small, that of the run.
     """
 
     setting: PairSetting
@@ -112,13 +110,6 @@ class Job(NamedTuple):
     keep_bytes: float
     alone: bool
     key: str
-    certifies: bool
-    differences: str
-
-    @property
-    def in_float64(self) -> Job:
-        """The same job in float64, with the same terms of models."""
-        return self._replace(setting=self.setting._replace(dtype="float64"), certifies=False)
 
     def kept(self, key: tuple[Hashable, ...], make: Callable[[], Any]) -> Any:
         """The value of a key in the session's cache of blocks, made where it is missing."""
@@ -126,19 +117,14 @@ class Job(NamedTuple):
         # ended.
         owner = self.key if self.alone else _WORKER
         kept = session().blocks
-        block = kept.get((owner, self.key, self.setting.dtype, *key), make)
+        block = kept.get((owner, self.key, *key), make)
         kept.shrink(self.keep_bytes, self.keep_blocks, lambda key: key[0] == owner)
         return block
 
     def finite(self, products: ScaledSum) -> ScaledSum:
-        """The products, unchanged. Raises `TnsimError` where any is not finite."""
-        if not (np.isfinite(products.mantissa).all() and np.isfinite(products.exponent).all()):
-            name, dtype = self.setting.metric.name, self.setting.dtype
-            advice = "; use dtype='float64'" if dtype == "float32" else ""
-            raise TnsimError(
-                f"the {name} computation in {dtype} gave NaN: "
-                f"a float range was exceeded within a layer{advice}"
-            )
+        """The products, unchanged. Raises `ResultError` where any is not finite."""
+        values = products.mantissa, products.exponent
+        precision.check_finite(values, self.setting.metric.name, self.setting.dtype)
         return products
 
 
@@ -237,7 +223,7 @@ def _combined(entries: tuple[Entry, ...], job: Job) -> Combined:
     index, coefficients = np.zeros((len(entries), most), int), np.zeros((len(entries), most))
     for i, entry in enumerate(entries):
         model: Any = entry.read()  # no plain function, as functions take forward passes
-        both = zip(entry.bases, terms(by_differences(model, job.differences)), strict=True)
+        both = zip(entry.bases, terms(by_differences(model, job.setting.dtype)), strict=True)
         for t, ((digest, _), (coefficient, base)) in enumerate(both):
             models.setdefault(digest, base)
             # Terms that this entry lacks repeat its last term, with coefficient 0.

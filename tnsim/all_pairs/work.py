@@ -271,10 +271,8 @@ class Work(NamedTuple):
 
     def task(self, record: Record) -> Task:
         """The function that computes a record, and its arguments."""
-        job, arithmetic = self.run.job, self.run.arithmetic
-        if record.columns is None:
-            return tasks.norms, (job, *self._entries(record), arithmetic)
-        return tasks.tile, (job, *self._entries(record), self._norms(record), arithmetic)
+        function = tasks.norms if record.columns is None else tasks.tile
+        return function, (self.run.job, *self._entries(record))
 
     def write(self, record: Record, result: Any) -> list[Doubt]:
         """Check the result of a task and write it, and return the doubts about its numbers.

@@ -33,7 +33,7 @@ from jaxtyping import Bool, Float
 from tnsim.compare.request import InnerProducts, Request, Two, highest_degree, is_exact, parts
 from tnsim.engine import precision
 from tnsim.engine.precision import Arithmetic
-from tnsim.errors import TnsimError
+from tnsim.errors import ResultError, TnsimError
 from tnsim.metrics.protocol import Metric
 from tnsim.models.model import AnyModel, caveats, terms
 from tnsim.models.origin import warn_of_caveats
@@ -323,7 +323,7 @@ def cosine(products: InnerProducts, models: Two, request: Request) -> Any:
     values = products.values
     if not products.traced:
         for product in values.values():
-            _check_number(product.mantissa, request.metric)
+            precision.check_finite([product.mantissa], request.metric.name, products.dtype)
         for name, model, which in zip(("AA", "BB"), models, ("first", "second"), strict=True):
             several = len(parts(model)) > 1
             norm, subject = values[name], f"the {which} model"
@@ -406,10 +406,15 @@ def _report_rounding(products: InnerProducts, models: Two, request: Request) -> 
     """
     values = products.values
     product = values["AB"]
-    _check_number(product.mantissa, request.metric)
+    precision.check_finite([product.mantissa], request.metric.name, products.dtype)
     warn_of_caveats(_model_caveats(models))
     arithmetic = Arithmetic(highest_degree(models), products.dtype)
     if product.mantissa == 0:
+        if product.size == 0 and products.dtype == "float32":
+            raise ResultError(
+                "the inner product is 0 in float32, without any term: hidden states may be below "
+                f"the range of floats{arithmetic.advice}"
+            )
         return
     if "AA" not in values:
         # Relative to the product itself, as no norm is known: |error| <= u size.
@@ -427,15 +432,6 @@ def _standard_error(products: InnerProducts, error_of: Callable[[Any], Any]) -> 
         return None
     errors = error_of(products.sums)
     return None if errors is None else errors[0, 0]
-
-
-def _check_number(values: Any, metric: Metric) -> None:
-    """Raise `TnsimError` for a NaN or an infinity, which is never a result."""
-    if not np.isfinite(values).all():
-        raise TnsimError(
-            f"the {metric.name} computation gave NaN for finite weights: "
-            "a float range was exceeded within a layer"
-        )
 
 
 def _labelled_values(

@@ -17,8 +17,7 @@ it, is off by eps |e| / 2, so for each scale of a cosine eps |e| is added to u.
 
 Measured against exact rational arithmetic, errors are a fiftieth of the bound (median) and at most
 half. In float32 the median is a 62nd to a 137th, over one to three layers of weights of all sizes;
-where the bound is visible, errors are a 220th and less of it. There float64 takes the place of
-float32 (`certified`).
+where the bound is visible, errors are a 220th and less of it.
 
 Cancellation *within* a plain model, such as two hidden units that nearly undo each other, or a
 hidden basis that is far from orthogonal, is measured on forward passes and counted in the size of
@@ -30,7 +29,7 @@ error.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -146,30 +145,22 @@ def cosine(product: ScaledSum, bra: ScaledSum, ket: ScaledSum, arithmetic: Arith
     return Cosine(value, xp.maximum(error, shown))
 
 
-def certified(products: Mapping[str, ScaledSum], arithmetic: Arithmetic) -> Any:
-    """Whether the error bounds of some inner products are invisible.
+def check_finite(values: Iterable[Any], metric: str, dtype: str) -> None:
+    """Refuse what finite weights have taken beyond the range of floats.
 
     Args:
-        products: Inner product AB; for cosines also the squared norms AA and BB, in shapes that
-            broadcast against AB.
-        arithmetic: Degree of the polynomials and dtype of the computation.
+        values: Numbers that a result is made of.
+        metric: Name of the metric.
+        dtype: Precision of the computation.
 
-    Returns:
-        True where the bound is at most `VISIBLE`, for a cosine absolutely, for an inner product
-        without norms relative to the product.
-
-    Example:
-        >>> one, lost = (ScaledSum(np.float64(x), 0.0, np.float64(1.0)) for x in (1.0, 1e-4))
-        >>> arithmetic = Arithmetic(2, "float32")
-        >>> [bool(certified({"AB": one, "AA": x, "BB": x}, arithmetic)) for x in (one, lost)]
-        [True, False]
+    Raises:
+        ResultError: A number is NaN or infinite, which is never a result.
     """
-    product = products["AB"]
-    if "AA" not in products:
-        return arithmetic.rounding * product.size <= VISIBLE * abs(product.mantissa)
-    bra, ket = products["AA"], products["BB"]
-    with np.errstate(all="ignore"):  # norms without digits, of which the bound is NaN or huge
-        return cosine(product, bra, ket, arithmetic).error <= VISIBLE
+    if not all(np.isfinite(each).all() for each in values):
+        raise ResultError(
+            f"the {metric} computation in {dtype} gave NaN for finite weights: a float range was "
+            f"exceeded within a layer{Arithmetic(1, dtype).advice}"
+        )
 
 
 def check_norm(
@@ -205,16 +196,21 @@ def check_norm(
     if has_terms:
         raise ModelError(
             f"{name} is a difference of models that are the same function to within rounding"
-            f"{where}: its cosine is undefined"
+            f"{where}: its cosine is undefined{arithmetic.advice}"
         )
     if np.any(np.asarray(norm.mantissa)[vanishes]):
+        wider = "dtype='float64', " if arithmetic.advice else ""
         raise ResultError(
             f"the squared norm of {name} has no digits left{where}: its contributions cancel, and "
             "it is no larger than their rounding. The model may be "
-            f"{'constant' if centred else 'the zero function'}; if it is not, use float64, fewer "
+            f"{'constant' if centred else 'the zero function'}; if it is not, use {wider}fewer "
             "layers, or GaussianClosure()"
         )
-    raise ModelError(f"{name} is the zero function{where}: its cosine with anything is undefined")
+    narrow = " in float32" if arithmetic.dtype == "float32" else ""  # whose range may have ended
+    raise ModelError(
+        f"{name} is the zero function{narrow}{where}: its cosine with anything is undefined"
+        f"{arithmetic.advice}"
+    )
 
 
 def known(cosines: Cosine, norms: Sequence[ScaledSum], arithmetic: Arithmetic) -> Any:
@@ -322,8 +318,8 @@ def refuse(error: float, what: str, arithmetic: Arithmetic) -> None:
     """
     if np.isnan(error):
         raise ResultError(
-            f"{what} has no error bound: squares of hidden units leave the range of floats; scale "
-            "down the weights before them"
+            f"{what} has no error bound: squares of hidden units leave the range of floats; "
+            f"{arithmetic.advice[2:] or 'scale down the weights before them'}"
         )
     if error > USELESS and arithmetic.alone <= USELESS:
         raise ResultError(

@@ -27,11 +27,11 @@ from tnsim.localise.grams import NEAR, Setting, check_bilinear
 from tnsim.localise.slopes import (
     Nodes,
     SwitchedModels,
-    certified,
     exact_nodes,
     gram_of_parts,
     integral,
     nodes,
+    rounding_error,
     slope,
 )
 from tnsim.metrics.empirical import Empirical
@@ -134,39 +134,35 @@ class FunctionsExchanged(NamedTuple):
         relative_to = total
         if of != "distance":
             relative_to = total**2 * self.setting.squared_norm(self.b)
-        pair, error = self.certified(relative_to, 1)
-        setting = pair.setting
-        if setting is not self.setting:
-            total = setting.measure(pair.a, pair.b, of)
-        surroundings = 0.0 if pair.a is pair.given else setting.measure(pair.given, pair.a, of)
+        error, setting = self.rounding_error(relative_to, 1), self.setting
+        surroundings = 0.0 if self.a is self.given else setting.measure(self.given, self.a, of)
         if of == "distance":  # the inner products <delta_c, b - a>, by groups of draws
-            difference: Any = by_differences(pair.b - pair.a, setting.dtype)
-            at = exact_nodes(pair.switched.degree)
-            slopes = integral(pair.switched, at, difference)
+            difference: Any = by_differences(self.b - self.a, setting.dtype)
+            at = exact_nodes(self.switched.degree)
+            slopes = integral(self.switched, at, difference)
         else:
-            floor = _rounding_of_similarity(pair, total)
-            slopes = _of_similarity(pair, total, _CLOSE + error + floor)
+            floor = _rounding_of_similarity(self, total)
+            slopes = _of_similarity(self, total, _CLOSE + error + floor)
             error = max(error, floor)
         # The first axis are groups of draws, which are kept for the standard errors only.
         together = slopes.sum(axis=0)
-        arithmetic = Arithmetic(max(pair.a.degree, pair.b.degree), setting.dtype)
+        arithmetic = Arithmetic(max(self.a.degree, self.b.degree), setting.dtype)
         # The parts sum to the total; by how much they miss it shows the digits that cancellation
         # has left.
         missed = abs(together.sum() / total - 1)
         precision.report(max(missed, error), "a share of the change", arithmetic)
-        exact = is_exact(setting.metric, (pair.a, pair.b)) and of == "distance"
+        exact = is_exact(setting.metric, (self.a, self.b)) and of == "distance"
         return Split(slopes, together / together.sum(), total, surroundings, exact)
 
-    def certified(self, target: float, power: int) -> tuple[FunctionsExchanged, float]:
-        """The pair in float64 where float32 leaves few digits, and the error in float32 else.
+    def rounding_error(self, target: float, power: int) -> float:
+        """The bound of the error that float32 leaves in results, see `slopes.rounding_error`.
 
         Args:
             target: Squared norm that results are relative to.
             power: Number of factors in a result whose rounding is enlarged.
         """
         models = self.a, self.switched.at(0.5), self.b
-        switched, error = certified(self.switched, models, target, power)
-        return self._replace(setting=switched.setting, points=switched.points), error
+        return rounding_error(self.switched, models, target, power)
 
     @property
     def switched(self) -> SwitchedModels:
@@ -190,12 +186,11 @@ class FunctionsExchanged(NamedTuple):
     def gram(self, total: float) -> Float[np.ndarray, "components components"]:
         """Inner products of the parts of the change."""
         # Parts may be far larger than the change, by the factor that enlarges rounding in shares.
-        pair, error = self.certified(total, 2)
-        found = gram_of_parts(pair.switched)
+        error = self.rounding_error(total, 2)
+        found = gram_of_parts(self.switched)
         # Inner products of the parts sum to the total; what they miss is what cancellation took.
         missed = abs(found.sum() / total - 1)
-        degree = max(pair.a.degree, pair.b.degree)
-        arithmetic = Arithmetic(degree, pair.setting.dtype)
+        arithmetic = Arithmetic(max(self.a.degree, self.b.degree), self.setting.dtype)
         precision.report(max(missed, error), "an inner product of parts", arithmetic)
         return found
 

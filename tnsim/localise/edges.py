@@ -26,7 +26,7 @@ from tnsim.engine.precision import Arithmetic
 from tnsim.errors import ModelError
 from tnsim.localise.grams import Setting
 from tnsim.localise.runs import ROWS, largest, table_of_run
-from tnsim.localise.slopes import SwitchedModels, certified, exact_nodes, integral
+from tnsim.localise.slopes import SwitchedModels, exact_nodes, integral, rounding_error
 from tnsim.models.components import (
     EMBED,
     Component,
@@ -190,19 +190,17 @@ def edges_between(model: Model, by: str, setting: Setting) -> Edges:
     # All gates open but one.
     cuts = [switched.at(1.0 - np.eye(len(edges))[n]) for n in range(len(edges))]
     switched = switched._replace(points=setting.points(whole))
-    arithmetic = Arithmetic(model.growth, setting.dtype)
-    switched, error = certified(switched, [whole], norm)
-    setting, points = switched.setting, switched.points
-    precision.report(error, "a share of an edge", arithmetic)
+    error = rounding_error(switched, [whole], norm)
+    precision.report(error, "a share of an edge", Arithmetic(model.growth, setting.dtype))
     share = integral(switched, at, model).sum(axis=0) / norm
-    if points is None:
+    if switched.points is None:
         cut = np.array([setting.squared_norm(whole - other) for other in cuts])
     else:
         # The squared norm of a difference, as sums over points; the column is needed only as a
         # partner.
         rows = [[(1.0, whole), (-1.0, other)] for other in cuts]
         one: list[Any] = [[(1.0, whole)]]
-        sums = at_points.sums(rows, one, points, False, setting.dtype, setting.budget)
+        sums = at_points.sums(rows, one, switched.points, False, setting.dtype, setting.budget)
         squares = at_points.total(sums.rows)
         cut = np.asarray(power(squares.mantissa, squares.exponent))
     labels = tuple(_label(parts, edge) for edge in edges)

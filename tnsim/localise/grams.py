@@ -23,8 +23,7 @@ from tnsim.compare.numbers import without_each
 from tnsim.compare.request import CROSS, Question, Request, check_comparison
 from tnsim.compare.routes import cheapest
 from tnsim.compare.similarity import inner, similarity
-from tnsim.engine.precision import VISIBLE
-from tnsim.errors import CaveatWarning, DuplicateWarning, ModelError, TooLarge
+from tnsim.errors import CaveatWarning, DuplicateWarning, ModelError
 from tnsim.metrics.metric import GaussianClosure
 from tnsim.metrics.points import Points
 from tnsim.models.model import AnyModel, Model
@@ -94,25 +93,6 @@ class Setting(Request):
         difference = b - a
         squares, longer = (self.product(difference, other) for other in (difference, a + b))
         return one_less_cosine(squares, longer, first, second)
-
-    def certified(self, error: float, *models: Model) -> Setting:
-        """The setting in which numbers keep their digits, as similarities do.
-
-        Args:
-            error: Bound of the relative error in float32.
-            models: Models that are computed.
-
-        Returns:
-            Float64 in the place of float32 where the error is visible and the budget allows it.
-        """
-        if self.dtype == "float64" or error <= VISIBLE:
-            return self
-        wide = self._replace(dtype="float64")
-        try:
-            wide.points(*models)
-        except TooLarge:
-            return self  # the answer warns
-        return wide
 
     def enlarged(self, model: Model, points: Points | None) -> float:
         """The factor by which a model enlarges the rounding of its weights, at least 1."""

@@ -447,7 +447,8 @@ def _compared(a: Model, b: Model | None, setting: Setting, question: _Question) 
     else:
         bra = _side(a, parts[0], question)
         ket = bra if len(both) == 1 else _side(both[1], parts[1], question)
-        inner, error = _settled_gram(bra, ket, setting, degree)
+        inner = gram(bra.models, None if ket is bra else ket.models, setting)
+        error = _error_of_shares(bra, ket, inner, setting, degree)
     precision.report(error, "a share of a path", Arithmetic(degree, dtype))
     # Inner products are bilinear, so those of paths are the signed sums on both sides.
     mantissas = bra.signs @ inner.values @ ket.signs.T
@@ -549,22 +550,6 @@ def _with_bias(
     # The bias of the nonlinear layer is told apart from all other constants.
     bias = bias_in_outputs(model) if parts[-1].part is None else None
     return made, None if bias is None else power(np.asarray(bias), -made.exponent)
-
-
-def _settled_gram(bra: _Side, ket: _Side, setting: Setting, degree: float) -> tuple[Gram, float]:
-    """The inner products of switched models, in float64 where float32 leaves few digits of a share.
-
-    Returns:
-        The inner products, and the bound of the error of a share.
-    """
-    columns = None if ket is bra else ket.models
-    inner = gram(bra.models, columns, setting)
-    error = _error_of_shares(bra, ket, inner, setting, degree)
-    wide = setting.certified(error, *bra.models, *ket.models)
-    if wide is setting:
-        return inner, error
-    inner = gram(bra.models, columns, wide)
-    return inner, _error_of_shares(bra, ket, inner, wide, degree)
 
 
 def _error_of_shares(bra: _Side, ket: _Side, inner: Gram, setting: Setting, degree: float) -> float:

@@ -134,8 +134,10 @@ def exact_nodes(degree: int) -> Nodes:
     return nodes(max(1, math.ceil(degree / 2)))
 
 
-def enlarged(switched: SwitchedModels, target: float) -> float:
-    """The factor by which rounding of weights is enlarged in derivatives by switches.
+def rounding_error(
+    switched: SwitchedModels, models: Sequence[Model], target: float, power: int = 1
+) -> float:
+    """The bound of the relative error of derivatives by switches in float32; 0 in float64.
 
     Rounding changes the outputs of f(s) by a share of |f(s)| that grows where sums within f(s)
     cancel (`problems.conditioning`), and derivatives by as much. Between two models that differ
@@ -143,50 +145,27 @@ def enlarged(switched: SwitchedModels, target: float) -> float:
 
     Args:
         switched: Models with switches.
+        models: Models that are computed.
         target: Squared norm |T|^2 that results are relative to.
-
-    Returns:
-        The largest factor times |f(s)| / |T|, at both ends and between them.
+        power: Number of factors in a result whose rounding is enlarged.
     """
+    setting, points = switched.setting, switched.points
+    if setting.dtype == "float64":
+        return 0.0
+    # Derivatives by switches are computed in plain floats, whose range may end before their digits.
+    if not all(fits_float32(model, setting.metric, points) for model in models):
+        return math.inf
     rng = np.random.default_rng(0)
-    found = 1.0
+    enlarged = 1.0  # the factor of rounding times |f(s)| / |T|, at both ends and between them
     for s in (0.0, 0.5, 1.0, *rng.uniform(size=(2, switched.players))):
         model = switched.at(s)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a size alone
-            squared = switched.setting.squared_norm(model)
+            squared = setting.squared_norm(model)
         size = math.sqrt(max(squared, 0.0) / target)
-        found = max(found, size * switched.setting.enlarged(model, switched.points))
-    return found
-
-
-def certified(
-    switched: SwitchedModels, models: Sequence[Model], target: float, power: int = 1
-) -> tuple[SwitchedModels, float]:
-    """The models in the setting in which derivatives by switches keep their digits.
-
-    Args:
-        switched: Models with switches.
-        models: Models that are computed.
-        target: Squared norm that results are relative to.
-        power: Number of factors in a result whose rounding is enlarged.
-
-    Returns:
-        The models in float64 where float32 leaves few digits, and the error in float32 where they
-        stay in it.
-    """
-    setting, points = switched.setting, switched.points
-    if setting.dtype == "float64":
-        return switched, 0.0
-    arithmetic = Arithmetic(max(model.growth for model in models), setting.dtype)
-    error = arithmetic.rounding * enlarged(switched, target) ** power
-    # Derivatives by switches are computed in plain floats, whose range may end before their digits.
-    if not all(fits_float32(model, setting.metric, points) for model in models):
-        error = math.inf
-    wide = setting.certified(error, *models)
-    if wide is setting:
-        return switched, error
-    return switched._replace(setting=wide, points=wide.points(*models)), 0.0
+        enlarged = max(enlarged, size * setting.enlarged(model, points))
+    growth = max(model.growth for model in models)
+    return Arithmetic(growth, setting.dtype).rounding * enlarged**power
 
 
 class Slope(NamedTuple):
