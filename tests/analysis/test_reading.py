@@ -114,14 +114,6 @@ def test_correlation(rng):
     assert_close(reading.correlation(rows, rows**3).spearman, 1)
 
 
-def test_segment_finds_made_phases(rng):
-    run = blocks(rng, [5, 9, 4])
-    found = reading.segment(run, 3)
-    assert found.change_points == (5, 14) and found.labels == (500, 1400)
-    scores = {points: reading.block_score(run, points) for points in ((5, 14), (4, 14), (5, 13))}
-    assert max(scores, key=scores.get) == (5, 14) and scores[5, 14] > 0.7
-
-
 def test_shipped_run_has_three_phases():
     """Initialisation, memorisation, generalisation: change points where the accuracies say so."""
     run, log = shipped(), json.loads((SHIPPED / "metrics.json").read_text())["checkpoints"]
