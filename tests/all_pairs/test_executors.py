@@ -111,11 +111,17 @@ FORM = (
 # among the norms, among the tiles
 @pytest.mark.parametrize("at", [pytest.param(2, marks=pytest.mark.slow), 7])
 def test_an_executor_that_fails(fate, message, at, folder):
-    """Said in words, with what to do; what was finished is kept, and the same call goes on."""
+    with refused(message, tnsim.errors.ExecutorError):
+        compare(folder, executor=Here(fate, at))
+
+
+@pytest.mark.parametrize("at", [2, 7])
+def test_what_was_finished_before_an_executor_failed_is_kept(at, folder):
+    """The error says where, no lease is left, and the same call goes on."""
     alone, store = compare(folder), folder / "store"
-    with refused(message, tnsim.errors.ExecutorError) as caught:
-        compare(folder, executor=Here(fate, at), store=store)
-    assert fate is no_future or str(caught.value).endswith(f"finished tiles are kept in {store}")
+    said = f"BrokenProcessPool.*finished tiles are kept in {store}$"
+    with refused(said, tnsim.errors.ExecutorError):
+        compare(folder, executor=Here(lost, at), store=store)
     assert not list((store / "leases").iterdir())
     assert len((store / "computed.log").read_text().splitlines()) >= at - 1
     assert compare(folder, store=store).identical(alone)

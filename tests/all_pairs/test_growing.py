@@ -57,6 +57,7 @@ INPUTS = np.random.default_rng(3).normal(size=(40, 3))
         ("features", tnsim.Gaussian(), {"slices": True, "budget": TINY}),
         ("contractions", tnsim.GaussianClosure(), {"slices": True}),
         ("data", tnsim.Empirical(INPUTS), {}),
+        ("kernels", tnsim.Gaussian(), {}),
     ],
 )
 def test_new_pairs_alone_are_computed(route, metric, options, models, rng, tmp_path):
@@ -64,6 +65,8 @@ def test_new_pairs_alone_are_computed(route, metric, options, models, rng, tmp_p
     store, known, before = tmp_path / "store", None, []
     if route == "contractions":
         models = [tnsim.Model([bilinear(rng, 3, 4, 3, True), *one.layers]) for one in models]
+    if route == "kernels":
+        models = [relu(rng) for _ in models]
     for count in (5, 6, 9):
         found = tnsim.pairwise(models[:count], metric, store=store, **options)
         assert same(found, tnsim.pairwise(models[:count], metric, **options))
@@ -90,15 +93,6 @@ def test_new_pairs_alone_are_computed(route, metric, options, models, rng, tmp_p
     assert whole.identical(known) and computed(store) == before
 
 
-@pytest.mark.slow
-def test_kernels_grow(rng, tmp_path):
-    models, store = [relu(rng) for _ in range(4)], tmp_path / "store"
-    first = tnsim.pairwise(models[:3], store=store)
-    found = tnsim.pairwise(models, store=store)
-    assert same(found, tnsim.pairwise(models), rtol=1e-11)
-    assert (found.similarity.values[:3, :3] == first.similarity.values).all()
-
-
 def test_one_model_after_another_takes_few_tiles(models, tmp_path):
     """A new model against all earlier ones is one tile, as long as one tile holds them."""
     store = tmp_path / "store"
@@ -119,16 +113,6 @@ def test_models_of_other_sizes_join(models, rng, tmp_path):
     assert same(found, tnsim.pairwise([*models[:3], deep, wide]), rtol=1e-11)
     first, second = listed(store)["growths"]
     assert first["route"] == second["route"]
-
-
-@pytest.mark.slow
-def test_rows_and_columns_grow(models, tmp_path):
-    store = tmp_path / "store"
-    for rows, columns in [(4, 2), (5, 2), (5, 4), (6, 5)]:
-        asked = models[:rows], {"other": models[4 : 4 + columns]}
-        found = tnsim.pairwise(asked[0], store=store, **asked[1])
-        assert same(found, tnsim.pairwise(asked[0], **asked[1]))
-        assert tnsim.open_pairwise(store).identical(found)
 
 
 def test_later_models_stand_anywhere(models, tmp_path):
@@ -202,10 +186,6 @@ def test_other_models_are_refused(models, tmp_path):
     ]:
         with refused(f"holds another run: .*{message}", tnsim.errors.StoreMismatch):
             tnsim.pairwise(given, store=store)
-    with refused('metric "gaussian", and "frobenius"', tnsim.errors.StoreMismatch):
-        tnsim.pairwise(models[:6], tnsim.Frobenius(), store=store)
-    with refused("all pairs of one list", tnsim.errors.StoreMismatch):
-        tnsim.pairwise(models[:6], other=models[:2], store=store)
 
 
 def test_a_growth_that_was_stopped_goes_on(models, tmp_path):

@@ -53,14 +53,6 @@ def test_whoever_finishes_removes_the_folder_meanwhile(tmp_path, monkeypatch):
     assert len(made) == 2
 
 
-def test_an_error_gives_all_leases_back(tmp_path):
-    with pytest.raises(KeyboardInterrupt), Leases(tmp_path) as ours:
-        ours.take("tile 0 0")
-        raise KeyboardInterrupt
-    with Leases(tmp_path) as theirs:
-        assert theirs.take("tile 0 0")
-
-
 def test_a_dead_holder_of_this_host_does_not_block(tmp_path, dead):
     put(tmp_path, "tile-0-0", f"{leases.host()} {dead} x")
     with Leases(tmp_path) as ours:

@@ -99,29 +99,6 @@ def test_features(case, metric, rng, route):
     assert_close(np.exp(found.log_norm_b), [first.sum(), second.sum()], rtol=1e-12)
 
 
-@pytest.mark.parametrize(
-    "case, metric, slices",
-    [
-        pytest.param("embedded biases", "mean and covariance", True, marks=pytest.mark.slow),
-        pytest.param("lerp residual", "tree", True, marks=pytest.mark.slow),
-        ("linear", "standard", False),
-        pytest.param("two bilinear", "standard", False, marks=pytest.mark.slow),
-        pytest.param("two residual", "symmetric", False, marks=pytest.mark.slow),
-        pytest.param("two with biases", "diagonal", True, marks=pytest.mark.slow),
-        pytest.param("two over none", "standard", False, marks=pytest.mark.slow),
-    ],
-)
-def test_recursion(case, metric, slices, rng, route):
-    route("contractions")
-    a, b = cases.pair((cases.SHALLOW | cases.DEEP | cases.UNEVEN)[case], rng)
-    metric = METRICS[metric](rng)
-    found = tnsim.pairwise([a, b], metric, slices=slices)
-    assert_close(found.similarity[0, 1], tnsim.similarity(a, b, metric), scale=1.0, rtol=1e-12)
-    assert_close(found.log_inner[0, 1], tnsim.log_inner(a, b, metric).log, scale=1.0)
-    if slices:
-        assert_close(found.slices[1, 0], tnsim.slices(b, a, metric), scale=1.0, rtol=1e-12)
-
-
 def test_the_same_models_in_another_space(rng, route):
     """Unbiased models alone, then beside biased ones: features of the first run do not serve the second."""
     route("features")
@@ -152,33 +129,6 @@ def test_a_run_forgets_its_own_blocks_only(rng, route, monkeypatch):
     assert len(kept) == 0
 
 
-def test_linear_models_beside_quadratic_ones(rng, route):
-    route("features")
-    mixed = [
-        tnsim.Model([linear(rng, 3, 2)]),
-        tnsim.Model([bilinear(rng, 3, 4, 2)]),
-        tnsim.Model([linear(rng, 3, 2)]),
-    ]
-    found = tnsim.pairwise(mixed)
-    assert found.similarity[0, 1] == found.similarity[1, 2] == 0
-    assert_close(
-        found.similarity[0, 2], tnsim.similarity(mixed[0], mixed[2]), scale=1.0, rtol=1e-12
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["features", "contractions"])
-def test_combinations_and_others(name, rng, route):
-    route(name)
-    *some, c = models(rng, 4)
-    rows, columns = [m - c for m in some[:2]] + some[2:], [2.0 * c, some[0] - 0.5 * some[1]]
-    found = tnsim.pairwise(rows, other=columns, slices=True)
-    assert found.similarity.shape == (3, 2) and found.attrs["symmetric"] == 0
-    agrees(found, rows, columns)
-    agrees(tnsim.pairwise(rows[:2]), rows[:2], rows[:2])
-    assert tnsim.pairwise(some, other=some).similarity.values.diagonal().tolist() == [1.0] * 3
-
-
 @pytest.mark.parametrize("name", ["features", "contractions"])
 def test_matrix_is_symmetric_with_ones(name, rng, route):
     route(name)
@@ -190,6 +140,7 @@ def test_matrix_is_symmetric_with_ones(name, rng, route):
     assert (found.similarity.values.diagonal() == 1).all() and (np.abs(found.similarity) <= 1).all()
     assert_close(found.similarity, tnsim.pairwise(some).similarity, scale=1.0, rtol=1e-13)
     assert np.linalg.eigvalsh(found.similarity).min() > -1e-12
+    assert (tnsim.pairwise(some, other=some).similarity.values.diagonal() == 1).all()
 
 
 def test_float32_is_close(rng):
