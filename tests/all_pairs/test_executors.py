@@ -188,7 +188,7 @@ class Cluster:
 )
 def test_a_cluster_that_cannot_work(cluster, message, folder, monkeypatch):
     monkeypatch.setattr(work, "_LOOK", 0.05)
-    monkeypatch.setattr(work, "_PATIENCE", 0.3)
+    monkeypatch.setattr(work, "_PATIENCE", 0.1)
     with refused(message, tnsim.errors.ExecutorError):
         compare(folder, executor=cluster)
 

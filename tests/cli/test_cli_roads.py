@@ -89,21 +89,13 @@ def test_moments_from_samples(files, tmp_path, rng):
     refusal("similarity", *files, "--fit", files[0], said="cannot be read as inputs")
 
 
-def test_names_and_dialects_on_standard_input(files, tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", piped("\n\n".join(map(str, files)) + "\n"))
-    assert told("pairwise", "-", "--dry-run")["tiles"]["pairs"] == 3
-    np.savez(tmp_path / "m.npz", W_l=np.ones((4, 2)), W_r=np.ones((4, 2)), W_p=np.ones((3, 4)))
-    monkeypatch.setattr(sys, "stdin", piped(PRESETS["bilinear-readout"].to_json()))
-    assert "rank 4" in command("inspect", tmp_path / "m.npz", "--dialect", "-").stdout
-
-
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
 def test_other_shells_write_standard_input_otherwise(encoding, tmp_path, rng, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = [f"{name}.safetensors" for name in ("\u00e9", "\x85x", "b c")]
     for name in names:
         tnsim.save(tnsim.Model([linear(rng, 2, 2)]), name)
-    monkeypatch.setattr(sys, "stdin", piped("\r\n".join(names).encode(encoding)))
+    monkeypatch.setattr(sys, "stdin", piped("\r\n\r\n".join([*names, ""]).encode(encoding)))
     assert told("pairwise", "-", "--dry-run")["tiles"]["pairs"] == 6
     dialect = PRESETS["bilinear-readout"].to_json()
     np.savez(tmp_path / "m.npz", W_l=np.ones((4, 2)), W_r=np.ones((4, 2)), W_p=np.ones((3, 4)))

@@ -82,30 +82,15 @@ def test_a_result_prints_what_the_command_says(tmp_path, rng):
     cosine = tnsim.change(*models[:2], of="similarity")
     assert command("change", *files[:2], "--of", "similarity").stdout == f"{cosine}\n"
     assert "(shares by numerical integration)" in str(cosine)
-    run = dict(zip("abc", models, strict=True))
-    assert command("paths", *files).stdout == f"{tnsim.paths(run)}\n"
-    assert command("paths", *files, "--legs").stdout == f"{tnsim.paths(run, legs=True)}\n"
-    assert command("change", *files).stdout == f"{tnsim.change(run)}\n"
+    two, three = (dict(zip(names, models, strict=False)) for names in ("ab", "abc"))
+    assert command("paths", *files[:2]).stdout == f"{tnsim.paths(two)}\n"
+    assert command("paths", *files[:2], "--legs").stdout == f"{tnsim.paths(two, legs=True)}\n"
+    assert command("change", *files).stdout == f"{tnsim.change(three)}\n"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["paths", DATA, "--metric", "closure", "--n-ctx", 2],
-            "GaussianClosure is no bilinear form",
-        ),
-        (["paths", DATA, *TOKENS, "--legs", "--top", 2], "leave out --other, --within, --order"),
-        (["paths", DATA, *TOKENS, "--within", "layer 9"], "no component 'layer 9', only layer 1"),
-        (
-            ["paths", DATA, "--metric", "tree", "--samples", 4, "--n-ctx", 2],
-            "--samples are those of --metric categorical or gaussian, found tree",
-        ),
-        (["change", DATA / "step_000900.safetensors", "absent.npz"], "absent.npz: no such file"),
-    ],
-)
-def test_errors_are_one_line(arguments, message):
-    refusal(*arguments, said=message)
+def test_options_of_edges_are_others_than_those_of_paths():
+    words = ("--legs", "--top", 2)
+    refusal("paths", DATA, *TOKENS, *words, said="leave out --other, --within, --order")
 
 
 @pytest.mark.slow
