@@ -23,10 +23,8 @@ from tnsim.cli.pairwise import _has_plot
 @pytest.fixture
 def folder(tmp_path, rng):
     for n in (0, 10, 200):
-        tnsim.save(
-            tnsim.Model([bilinear(rng, 3, 4, 2, True)]),
-            tmp_path / "models" / f"step_{n:03}.safetensors",
-        )
+        file = tmp_path / "models" / f"step_{n:03}.safetensors"
+        tnsim.save(tnsim.Model([bilinear(rng, 3, 4, 2, True)]), file)
     return tmp_path
 
 
@@ -113,16 +111,11 @@ def test_all_pairs_and_what_is_written(folder):
 
 def test_others_and_a_dry_run(folder):
     files = sorted((folder / "models").iterdir())
-    found = told(
-        "pairwise", *files[:2], "--other", files[2], "--metric", "tree", "--out", folder / "out"
-    )
+    options = ("--other", files[2], "--metric", "tree", "--out", folder / "out")
+    found = told("pairwise", *files[:2], *options)
     a, b, c = map(tnsim.load, files)
-    assert_close(
-        found["similarity"],
-        [[tnsim.similarity(m, c, tnsim.TreeSymmetric())] for m in (a, b)],
-        scale=1.0,
-        rtol=1e-12,
-    )
+    wanted = [[tnsim.similarity(m, c, tnsim.TreeSymmetric())] for m in (a, b)]
+    assert_close(found["similarity"], wanted, scale=1.0, rtol=1e-12)
     assert found["b"] == ["step_200"] and found["metric"] == "tree"
     assert "pairs            6" in command("pairwise", folder / "models", "--dry-run").stdout
     planned = told("pairwise", folder / "models", "--dry-run")
@@ -134,10 +127,8 @@ def test_revisions_of_a_hub_cache(cache, folder):
     assert tnsim.Series(cache).names == ("step0", "step10", "step200")
     found = told("pairwise", cache, "--out", folder / "out")
     assert found["a"] == [0, 10, 200]
-    assert (
-        found["similarity"]
-        == tnsim.pairwise(tnsim.load(folder / "models")).similarity.values.tolist()
-    )
+    wanted = tnsim.pairwise(tnsim.load(folder / "models")).similarity
+    assert found["similarity"] == wanted.values.tolist()
     (cache / "refs" / "step10").unlink()
     assert tnsim.Series(cache).names == ("bbbbbbbb", "step0", "step200")
     extra = cache / "snapshots" / ("a" * 40) / "other.npz"
@@ -183,19 +174,10 @@ def test_a_scheduler(folder):
     with LocalCluster(
         n_workers=1, threads_per_worker=1, dashboard_address=":0", silence_logs=50
     ) as cluster:
-        arguments = (
-            folder / "models",
-            "--out",
-            folder / "out",
-            "--scheduler",
-            cluster.scheduler_address,
-            "--json",
-        )
-        found = json.loads(command("pairwise", *arguments).stdout)
-    assert (
-        found["similarity"]
-        == tnsim.pairwise(tnsim.load(folder / "models")).similarity.values.tolist()
-    )
+        where = ("--out", folder / "out", "--scheduler", cluster.scheduler_address)
+        found = told("pairwise", folder / "models", *where)
+    wanted = tnsim.pairwise(tnsim.load(folder / "models")).similarity
+    assert found["similarity"] == wanted.values.tolist()
 
 
 def test_a_single_model_has_no_place_in_a_plane():
@@ -214,10 +196,7 @@ def test_wrong_arguments_are_one_line(tmp_path):
     tnsim.save(tnsim.Model([tnsim.Linear(np.eye(2))]), file)
     pairwise = ("pairwise", file, "--out", tmp_path / "out", "--scheduler")
     for arguments, message in (
-        (
-            ("similarity", file, file, "--check", 8, "--seed", "-1"),
-            "'--seed': ",
-        ),
+        (("similarity", file, file, "--check", 8, "--seed", "-1"), "'--seed': "),
         (("similarity", file, file, "--seed", 1), "--seed is that of --check SAMPLES, which is"),
         (("pairwise", file, "--dry-run", "--distances", "1,2"), "are those of --parts qk"),
         (("pairwise", file, "--parts", "ov", "--distances", "2"), "are those of --parts qk"),

@@ -46,14 +46,8 @@ def test_the_shell_completes(words, expected, monkeypatch):
 
 def test_standard_input_is_read_once(files, monkeypatch):
     monkeypatch.setattr(sys, "stdin", piped("\n".join(map(str, files))))
-    line = refusal(
-        "pairwise",
-        "-",
-        "--other",
-        "-",
-        "--dry-run",
-        said="- stands for names of checkpoints, one a line, on standard input",
-    )
+    said = "- stands for names of checkpoints, one a line, on standard input"
+    line = refusal("pairwise", "-", "--other", "-", "--dry-run", said=said)
     assert "it can be read for one - only" in line
 
 
@@ -77,15 +71,8 @@ def test_moments_from_samples(files, tmp_path, rng):
     found = told("similarity", *files, "--fit", tmp_path / "x.npy")
     models = tnsim.load(files)
     assert found["similarity"] == tnsim.similarity(*models, tnsim.Gaussian.fit(samples))
-    refusal(
-        "similarity",
-        *files,
-        "--metric",
-        "tree",
-        "--fit",
-        tmp_path / "x.npy",
-        said="--fit takes mean and covariance from samples, which metric tree has not",
-    )
+    said = "--fit takes mean and covariance from samples, which metric tree has not"
+    refusal("similarity", *files, "--metric", "tree", "--fit", tmp_path / "x.npy", said=said)
     refusal("similarity", *files, "--fit", files[0], said="cannot be read as inputs")
 
 

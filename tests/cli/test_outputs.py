@@ -178,12 +178,6 @@ def test_a_model_replaces_a_model_and_nothing_else(tmp_path):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="devices as POSIX has them")
 def test_a_device_has_nothing_to_lose(files):
-    refusal(
-        "convert",
-        files["a"],
-        "/dev/null",
-        "--dialect",
-        "bilinear-readout",
-        said="saved as .safetensors",
-    )
+    given = ("convert", files["a"], "/dev/null", "--dialect", "bilinear-readout")
+    refusal(*given, said="saved as .safetensors")
     check_replaceable(Path(os.devnull), PNG)
