@@ -97,7 +97,8 @@ def test_one_model_after_another_takes_few_tiles(models, tmp_path):
     """A new model against all earlier ones is one tile, as long as one tile holds them."""
     store = tmp_path / "store"
     for count in (4, 5, 6):
-        tnsim.pairwise(models[:count], store=store)
+        found = tnsim.pairwise(models[:count], store=store)
+    assert found.attrs["plan"].endswith("; grown 2 times, by 2 models")
     records = [record for growth, record in computed(store) if growth == 2]
     assert records == ["norms a 0", "within tile 0 0", "across tile 0 0"]
 
