@@ -51,9 +51,8 @@ def test_executors_that_cannot_be_used(folder):
         refused(r"this process pool forks.*get_context\('spawn'\)", tnsim.TnsimError),
     ):
         compare(folder, executor=forks)
-    with refused(
-        r"executor must have submit\(function, \*arguments\), found int", tnsim.TnsimError
-    ):
+    said = r"executor must have submit\(function, \*arguments\), found int"
+    with refused(said, tnsim.TnsimError):
         compare(folder, executor=3)
 
 
@@ -91,10 +90,7 @@ FORM = (
 @pytest.mark.parametrize(
     "fate, message",
     [
-        (
-            shut_down,
-            r"Here took no task \(RuntimeError: cannot schedule new futures after shutdown\)",
-        ),
+        (shut_down, r"Here took no task \(RuntimeError: cannot schedule new futures after shut"),
         (cancelled, r"the executor cancelled a task \(CancelledError\)"),
         (lost, r"a task failed on the executor \(BrokenProcessPool: a process was terminated"),
         (failed, r"a task failed on the executor \(ValueError: bad luck\\x1b\[2J\)"),
@@ -131,10 +127,8 @@ def test_code_that_a_worker_lacks_is_named():
     """Dask tells of environments that differ, and of the module in the cause alone."""
     told = RuntimeError("Error during deserialization of the task graph")
     told.__cause__ = ModuleNotFoundError("No module named 'net'")
-    with refused(
-        r"cannot import the code of the networks.*--model package.module:Net .*named 'net'",
-        tnsim.errors.ExecutorError,
-    ):
+    said = "cannot import the code of the networks.*--model package.module:Net .*named 'net'"
+    with refused(said, tnsim.errors.ExecutorError):
         dict(work.completed([(0, (abs, ()))], Here(lambda f: f.set_exception(told), 1)))
 
 
@@ -197,10 +191,12 @@ def test_a_worker_that_comes_later_is_asked_too(monkeypatch):
     monkeypatch.setattr(work, "_LOOK", 0.05)
     cluster = Cluster(["tcp://1"], ["tcp://1"], ["tcp://1", "tcp://2"])
     request = []
-    cluster.run = lambda *_, workers, on_error: (
+
+    def run(*_, workers, on_error):
         request.append(workers)
-        or {worker: "0.0.9" if request[1:] else tnsim.__version__ for worker in workers}
-    )
+        return dict.fromkeys(workers, "0.0.9" if request[1:] else tnsim.__version__)
+
+    cluster.run = run
     with refused(r"worker tcp://2 has tnsim 0.0.9", tnsim.errors.ExecutorError):
         dict(work.completed([(0, (abs, (1,)))], cluster))
     assert request == [["tcp://1"], ["tcp://2"]]
@@ -235,13 +231,8 @@ def test_dask_workers_without_tnsim_and_a_lost_scheduler(folder):
     started = []
 
     def start(kind, *arguments):
-        command = [
-            sys.executable,
-            "-m",
-            f"distributed.cli.dask_{kind}",
-            *arguments,
-            "--no-dashboard",
-        ]
+        module = f"distributed.cli.dask_{kind}"
+        command = [sys.executable, "-m", module, *arguments, "--no-dashboard"]
         environment = {**os.environ, "PYTHONPATH": str(shadow.parent)}
         options = {"env": environment, "cwd": folder, "stderr": subprocess.DEVNULL}
         started.append(subprocess.Popen(command, **options))

@@ -24,10 +24,8 @@ def agrees(found, rows, columns, metric):
         for j, b in enumerate(columns):
             value = tnsim.similarity(a, b, metric)
             assert_close(found.similarity[i, j], value, scale=1.0, rtol=1e-12)
-            if value.standard_error is not None and a is not b:
-                assert_close(
-                    found.standard_error[i, j], value.standard_error, scale=1.0, rtol=1e-12
-                )
+            if (error := value.standard_error) is not None and a is not b:
+                assert_close(found.standard_error[i, j], error, scale=1.0, rtol=1e-12)
 
 
 @pytest.mark.slow
@@ -52,10 +50,7 @@ def test_functions_without_their_means_are_told_by_the_functions(rng):
     """They were by the address of a wrapper, which was gone when the next one was made there."""
     metric, functions = tnsim.Empirical(rng.normal(size=(20, 3))), [np.tanh, np.sin]
     plain, centred = (
-        [
-            function_entry(source, metric, stored=False).digest
-            for source in sources(functions, None, mean)
-        ]
+        [function_entry(one, metric, stored=False).digest for one in sources(functions, None, mean)]
         for mean in (None, metric)
     )
     assert centred == plain and len(set(plain)) == 2
@@ -94,9 +89,8 @@ def test_tiles_stores_and_executors_change_nothing(rng, tmp_path):
     small = tnsim.Budget(memory_bytes=60_000)
     assert tnsim.plan_pairwise(several, metric, budget=small).tiles.number > 1
     with ThreadPoolExecutor(2) as executor:
-        tiled = tnsim.pairwise(
-            several, metric, budget=small, store=tmp_path / "run", executor=executor
-        )
+        options = {"budget": small, "store": tmp_path / "run", "executor": executor}
+        tiled = tnsim.pairwise(several, metric, **options)
     for found in (tiled, tnsim.open_pairwise(tmp_path / "run")):
         for name in ("similarity", "standard_error", "log_inner"):
             assert_close(found[name], whole[name], scale=1.0, rtol=1e-12)
