@@ -46,10 +46,8 @@ def test_weight_cosine_of_modules_that_are_no_models():
         return nn.Sequential(*layers)
 
     nets = [network() for _ in range(2)]
-    one, two = (
-        np.concatenate([x.detach().double().numpy().ravel() for x in net.parameters()])
-        for net in nets
-    )
+    arrays = ([x.detach().double().numpy().ravel() for x in net.parameters()] for net in nets)
+    one, two = map(np.concatenate, arrays)
     wanted = one @ two / np.sqrt((one @ one) * (two @ two))
     found = baselines.weight_cosine({"a": nets[0], "b": nets[1]})
     assert found.a.values.tolist() == ["a", "b"]
@@ -101,10 +99,8 @@ def test_cka_against_kernels(rng, n):
     assert_close(baselines.cka(wide, x)[0, 1], linear_cka(p, q))
     h = np.eye(n) - 1 / n
     k, o = h @ p @ p.T @ h, h @ q @ q.T @ h
-    assert_close(
-        baselines.cka(wide, x, debiased=False)[0, 1],
-        (k * o).sum() / np.linalg.norm(k) / np.linalg.norm(o),
-    )
+    wanted = (k * o).sum() / np.linalg.norm(k) / np.linalg.norm(o)
+    assert_close(baselines.cka(wide, x, debiased=False)[0, 1], wanted)
 
 
 def test_cka_of_outputs_of_any_width(rng):
@@ -150,9 +146,8 @@ def test_js_divergence(rng, models):
     assert_close(found[0, 1], expected)
     assert found.attrs["units"] == "nats"
     assert np.all(np.diag(found) == 0) and found.max() <= np.log(2)
-    certain = [
-        tnsim.Model([tnsim.Linear(np.zeros((2, 4)), [1000.0 * s, -1000.0 * s])]) for s in (1, -1)
-    ]
+    ends = [1000.0, -1000.0], [-1000.0, 1000.0]
+    certain = [tnsim.Model([tnsim.Linear(np.zeros((2, 4)), end)]) for end in ends]
     assert_close(baselines.js_divergence(certain, x)[0, 1], np.log(2))
 
 
@@ -168,12 +163,7 @@ def test_sequences(rng, models):
     """Positions: more samples of a prediction, features of a representation, terms of a norm."""
     x = rng.normal(size=(20, 3, 4))
     flat = x.reshape(60, 4)
-    for measure in (
-        baselines.output_cosine,
-        baselines.mean_cosine,
-        baselines.js_divergence,
-        baselines.agreement,
-    ):
+    for measure in {*WITH_DATA} - {baselines.cka}:
         assert_close(measure(models, x).values, measure(models, flat).values)
     outputs = [np.asarray(m(x)) for m in models[:2]]
     assert_close(baselines.cka(models, x)[0, 1], linear_cka(*outputs))
@@ -185,11 +175,8 @@ def test_labels_and_batches(monkeypatch):
     assert whole.dims == ("a", "b") and whole.b.values.tolist() == [0, 100, 200]
     monkeypatch.setattr(baselines, "BATCH", 128)
     assert_close(baselines.cka(series, 300).values, whole.values, rtol=1e-12)
-    assert baselines.agreement(series, 300, names=["x", "y", "z"]).a.values.tolist() == [
-        "x",
-        "y",
-        "z",
-    ]
+    named = baselines.agreement(series, 300, names=["x", "y", "z"])
+    assert named.a.values.tolist() == ["x", "y", "z"]
     for seed in (0, 1):
         drawn = np.random.default_rng(seed).normal(size=(50, series[0].d_in))
         found = baselines.output_cosine(series, 50, seed=seed)

@@ -45,9 +45,8 @@ def test_heatmaps_share_one_colour_range(run):
 def test_curves_stand_above_every_heatmap(run):
     count = len(run.a)
     run["train_accuracy"] = ("a", np.linspace(0, 1, count))
-    run = run.assign_coords(
-        test_accuracy=("a", np.linspace(0, 0.5, count)), loss=("a", -run.a.values)
-    )
+    half = ("a", np.linspace(0, 0.5, count))
+    run = run.assign_coords(test_accuracy=half, loss=("a", -run.a.values))
     strips = [("train_accuracy", "test_accuracy"), "loss"]
     figure = figures.pairwise(run, "heatmap", ["similarity", "weight_cosine"], (4,), strips)
     for axes in figure.axes[:2]:
@@ -60,9 +59,8 @@ def test_curves_stand_above_every_heatmap(run):
 
 def test_curves_alone(run):
     run["train_accuracy"] = ("a", np.linspace(0, 1, len(run.a)))
-    figure = figures.curves_over_training(
-        run, ["train_accuracy", ("log_norm_a", "log_norm_b")], (4,)
-    )
+    curves = ["train_accuracy", ("log_norm_a", "log_norm_b")]
+    figure = figures.curves_over_training(run, curves, (4,))
     upper, lower = figure.axes
     assert upper.lines[0].get_ydata().tolist() == run.train_accuracy.values.tolist()
     assert len(lower.lines) == 3 and lower.lines[2].get_xdata()[0] == 3.5
@@ -81,10 +79,8 @@ def test_scatter(run):
 
 
 def test_other_quantities_have_their_own_range(run):
-    assert images(figures.pairwise(run, variable="log_inner"))[0].get_clim() == (
-        run.log_inner.min(),
-        run.log_inner.max(),
-    )
+    (image,) = images(figures.pairwise(run, variable="log_inner"))
+    assert image.get_clim() == (run.log_inner.min(), run.log_inner.max())
     run["similarity"][0, -1] = run["similarity"][-1, 0] = -0.5
     assert images(figures.pairwise(run))[0].get_clim() == (-1, 1)
 
@@ -218,13 +214,8 @@ LABELS = [f"layer {layer} head {head}" for layer in (1, 2) for head in (0, 1)] +
 VALUES = np.array([0.5, -0.1, 0.3, 0.2, 0.1])
 WIRES = ["embed > Q of layer 1", "embed > K of layer 1", "layer 1 > in of layer 2"]
 TABLE, BESIDE = np.outer([1.0, 0.5], VALUES), {"accuracy": [0, 1]}
-COSTS = {
-    "multiplications": 900,
-    "paper_multiplications": 1000,
-    "unrolled_multiplications": 4000,
-    "milliseconds": 0.5,
-    "hand_milliseconds": 0.4,
-}
+COSTS = dict(multiplications=900, paper_multiplications=1000, unrolled_multiplications=4000)
+COSTS |= dict(milliseconds=0.5, hand_milliseconds=0.4)
 DEPTHS = [{"depth": depth, **COSTS} for depth in (1, 2)]
 BOTH = ["similarity", "weight_cosine"]
 

@@ -76,11 +76,8 @@ def test_states_are_those_of_the_forward_pass(nets, tokens):
     assert list(found) == list(states)
     for name, wanted in states.items():
         assert_close(found[name], wanted.numpy(), rtol=1e-6, limited_by="float32 of the module")
-    assert list(tnsim.hidden_states(net, tokens, ["blocks.*.2", "head"])) == [
-        "blocks.0.2",
-        "blocks.1.2",
-        "head",
-    ]
+    chosen = tnsim.hidden_states(net, tokens, ["blocks.*.2", "head"])
+    assert list(chosen) == ["blocks.0.2", "blocks.1.2", "head"]
     assert not any(part._forward_hooks for part in net.modules())
 
 
@@ -162,11 +159,8 @@ class Placed(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.tokens, self.places, self.head = (
-            nn.Embedding(7, 4),
-            nn.Embedding(5, 4),
-            nn.Linear(4, 2),
-        )
+        self.tokens, self.places = nn.Embedding(7, 4), nn.Embedding(5, 4)
+        self.head = nn.Linear(4, 2)
 
     def forward(self, tokens):
         places = torch.arange(tokens.shape[1]).expand(tokens.shape)

@@ -17,9 +17,8 @@ from tnsim import baselines, reading
 
 def test_block_score_by_hand():
     similarity = np.array([[1, 0.8, 0.1], [0.8, 1, 0.3], [0.1, 0.3, 1]])
-    assert_close(
-        reading.block_score(similarity, [2]), 0.8 - 0.2
-    )  # the block of one has no pair within
+    # The block of one has no pair within.
+    assert_close(reading.block_score(similarity, [2]), 0.8 - 0.2)
     assert_close(reading.block_score(similarity, [1]), 0.3 - 0.45)
 
 
@@ -159,13 +158,10 @@ def test_mds_gives_the_chords_back(rng):
 
 def test_what_is_no_gram_matrix_is_named():
     impossible = np.array([[1, 0.9, -0.9], [0.9, 1, 0.9], [-0.9, 0.9, 1]])
-    with pytest.warns(
-        tnsim.errors.NegativeEigenvalueWarning, match="matrix has the eigenvalue -0.8"
-    ):
+    warned = tnsim.errors.NegativeEigenvalueWarning
+    with pytest.warns(warned, match="matrix has the eigenvalue -0.8"):
         assert reading.spectrum(impossible)[0] < 0
-    with pytest.warns(
-        tnsim.errors.NegativeEigenvalueWarning, match="of the spectrum of the matrix is negative"
-    ):
+    with pytest.warns(warned, match="of the spectrum of the matrix is negative"):
         assert reading.mds(impossible).negative > 0.05
 
 
@@ -188,10 +184,8 @@ def test_any_matrix_of_a_result_can_be_read():
     assert reading.segment(run.weight_cosine, 3) != reading.segment(run, 3)
     assert -1 < reading.block_score(run.slices.sel(output=2), [4]) < 1
     assert reading.block_score(run.js_divergence, [4]) < 0
-    with refused(
-        "js_divergence is no matrix of cosines: a model compared with itself gives 0, not 1",
-        tnsim.errors.ResultError,
-    ):
+    said = "js_divergence is no matrix of cosines: a model compared with itself gives 0, not 1"
+    with refused(said, tnsim.errors.ResultError):
         reading.mds(run.js_divergence)
 
 
