@@ -3,7 +3,6 @@
 The protocol is JSON, a zero byte after every message, so that no package is needed.
 """
 
-import base64
 import itertools
 import json
 import os
@@ -201,8 +200,3 @@ class Browser:
                 if entry["level"] == "error":
                     said.append(str(entry))
         return said
-
-    def picture(self, path: Path) -> None:
-        """The whole page as PNG."""
-        answer = self.call("Page.captureScreenshot")
-        path.write_bytes(base64.b64decode(answer["data"]))

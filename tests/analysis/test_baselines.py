@@ -195,38 +195,36 @@ def test_refusals(rng, models):
     zero = tnsim.Model([tnsim.Linear(np.zeros((3, 4)))])
     constant = tnsim.Model([tnsim.Linear(np.zeros((3, 4)), [0.1, 0.2, 0.7])])
     huge = tnsim.Model([tnsim.Bilinear(*[1e200 * np.ones((3, 4))] * 2, np.ones((3, 3)))])
-    for message, call in {
-        "model 1 has other layers than model 0": lambda: baselines.weight_cosine(
-            [models[0], other]
+    wide, agreement = tnsim.Model([bilinear(rng, 5, 2, 3)]), baselines.agreement
+    for message, measure, *given in [
+        ("model 1 has other layers than model 0", baselines.weight_cosine, [models[0], other]),
+        ("model 0 has zero weights only", baselines.weight_cosine, [zero]),
+        ("model 0 writes output 0 with zero weights only", baselines.weight_slices, [zero]),
+        (
+            "1 gives zero in row 0 .* leave that input out",
+            baselines.mean_cosine,
+            [models[0], zero],
+            10,
         ),
-        "model 0 has zero weights only": lambda: baselines.weight_cosine([zero]),
-        "model 0 writes output 0 with zero weights only": lambda: baselines.weight_slices([zero]),
-        "model 1 gives zero in row 0 of its outputs: .* leave that input out": lambda: (
-            baselines.mean_cosine([models[0], zero], 10)
+        ("1 gives zero on all inputs", baselines.output_cosine, [models[0], zero], 10),
+        ("at least 4 inputs .* found 3", baselines.cka, models, 3),
+        ("1 gives the same output for all inputs", baselines.cka, [models[0], constant], 50),
+        (
+            "1 gives (inf|nan) in output 0 of input 0: a float range",
+            agreement,
+            [models[0], huge],
+            10,
         ),
-        "model 1 gives zero on all inputs": lambda: baselines.output_cosine([models[0], zero], 10),
-        "at least 4 inputs .* found 3": lambda: baselines.cka(models, 3),
-        "model 1 gives the same output for all inputs": lambda: baselines.cka(
-            [models[0], constant], 50
-        ),
-        "model 1 gives (inf|nan) in output 0 of input 0: a float range": lambda: (
-            baselines.agreement([models[0], huge], 10)
-        ),
-        "at least one input is needed, found n = 0": lambda: baselines.agreement(models, 0),
-        r"shape \(n, 4\); found shape \(5, 3\)": lambda: baselines.agreement(
-            models, np.ones((5, 3))
-        ),
-        "inputs are not finite, first in row 0": lambda: baselines.agreement(
-            models, np.full((5, 4), np.nan)
-        ),
-        "1 names were given for 3 models": lambda: baselines.agreement(models, 5, names=["x"]),
-        "different inputs: 4 and 5": lambda: baselines.agreement(
-            [models[0], tnsim.Model([bilinear(rng, 5, 2, 3)])], 5
-        ),
-        "expected a tnsim Model": lambda: baselines.agreement([models[0], 3.0], 5),
-    }.items():
+        ("at least one input is needed, found n = 0", agreement, models, 0),
+        (r"shape \(n, 4\); found shape \(5, 3\)", agreement, models, np.ones((5, 3))),
+        ("inputs are not finite, first in row 0", agreement, models, np.full((5, 4), np.nan)),
+        ("different inputs: 4 and 5", agreement, [models[0], wide], 5),
+        ("expected a tnsim Model", agreement, [models[0], 3.0], 5),
+    ]:
         with refused(message):
-            call()
+            measure(*given)
+    with refused("1 names were given for 3 models"):
+        agreement(models, 5, names=["x"])
 
 
 @pytest.mark.parametrize("measure", WITH_DATA)

@@ -195,45 +195,29 @@ def test_refusals(rng):
     hole.similarity[1, 2] = np.nan
     crooked = run.similarity.values.copy()
     crooked[0, 1] += 0.1
-    for message, call in {
-        "6 models can be divided into 1 to 6 phases, not into 7": lambda: reading.segment(run, 7),
-        "not into 0": lambda: reading.segment(run, 0),
-        "1 to 6 dimensions, not in 9": lambda: reading.mds(run, 9),
-        r"change points must rise from 1 to 5, found \[3, 3\]": lambda: reading.block_score(
-            run, [3, 3]
-        ),
-        "must rise from 1": lambda: reading.block_score(run, [0]),
-        r"found blocks of \[6\] models": lambda: reading.block_score(run, []),
-        "at least two models": lambda: reading.dendrogram(np.ones((1, 1))),
-        "similarity is not finite: nan at row 1, column 2; finish the run": lambda: (
-            reading.spectrum(hole)
-        ),
-        "all pairs of one set of models, found 2 rows and 6 columns": lambda: reading.spectrum(
-            run.isel(a=[0, 1])
-        ),
-        "not symmetric: entries differ from their mirror images by up to 0.1": lambda: (
-            reading.spectrum(crooked)
-        ),
-        r"expected a matrix of similarities, found an array of shape \(3,\)": lambda: (
-            reading.spectrum(np.ones(3))
-        ),
-        "the result has no similarity, only no variable at all": lambda: reading.spectrum(
-            xr.Dataset()
-        ),
-        r"found dimensions \('a', 'b', 'output'\); select the others first": lambda: (
-            reading.spectrum(shipped().slices)
-        ),
-        "the result holds no models": lambda: reading.spectrum(np.ones((0, 0))),
-        "along b the first has 6 models, 0 to 500, the second 2 models, 0 to 100": lambda: (
-            reading.correlation(run, run.isel(b=[0, 1]))
-        ),
-        "at least 3 pairs of models, found 1": lambda: reading.correlation(np.eye(2), np.eye(2)),
-        "all entries of similarity are 1: its correlation": lambda: reading.correlation(
-            run, np.ones((6, 6)) + 0 * run.similarity
-        ),
-    }.items():
+    half, pairs, points = run.isel(b=[0, 1]), reading.correlation, reading.block_score
+    even = np.ones((6, 6)) + 0 * run.similarity
+    for message, call, *given in [
+        ("6 models can be divided into 1 to 6 phases, not into 7", reading.segment, run, 7),
+        ("not into 0", reading.segment, run, 0),
+        ("1 to 6 dimensions, not in 9", reading.mds, run, 9),
+        (r"change points must rise from 1 to 5, found \[3, 3\]", points, run, [3, 3]),
+        ("must rise from 1", points, run, [0]),
+        (r"found blocks of \[6\] models", points, run, []),
+        ("at least two models", reading.dendrogram, np.ones((1, 1))),
+        ("not finite: nan at row 1, column 2; finish the run", reading.spectrum, hole),
+        ("one set of models, found 2 rows and 6 columns", reading.spectrum, run.isel(a=[0, 1])),
+        ("entries differ from their mirror images by up to 0.1", reading.spectrum, crooked),
+        (r"similarities, found an array of shape \(3,\)", reading.spectrum, np.ones(3)),
+        ("no similarity, only no variable at all", reading.spectrum, xr.Dataset()),
+        (r"\('a', 'b', 'output'\); select the others first", reading.spectrum, shipped().slices),
+        ("the result holds no models", reading.spectrum, np.ones((0, 0))),
+        ("along b the first has 6 models, 0 to 500, the second 2 models, 0 to 1", pairs, run, half),
+        ("at least 3 pairs of models, found 1", pairs, np.eye(2), np.eye(2)),
+        ("all entries of similarity are 1: its correlation", pairs, run, even),
+    ]:
         with refused(message, tnsim.errors.ResultError):
-            call()
+            call(*given)
 
 
 @pytest.mark.parametrize("package", ["xarray", "scipy.linalg"])

@@ -211,15 +211,9 @@ def test_an_example_says_what_the_module_takes(place):
     [
         (["--model", "net"], "give FILE.py:NAME or package.module:NAME"),
         (["--model", "none.py:Net"], "there is no such file of Python code"),
-        (
-            ["--model", "no_such_module:Net"],
-            "there is no module 'no_such_module' that Python finds",
-        ),
+        (["--model", "no_such_module:Net"], "there is no module 'no_such_module' that Python"),
         (["--model", "user_net.py:Nett"], "there is no 'Nett' in it; there is Net"),
-        (
-            ["--model", "user_net.py:number"],
-            "number is no nn.Module, nor anything that makes one, found 3",
-        ),
+        (["--model", "user_net.py:number"], "no nn.Module, nor anything that makes one, found 3"),
         (["--model", "user_net.py:text"], "text() is a str, no nn.Module"),
         (["--model", "user_net.py:Needs"], "write a function without any that calls it"),
         (["--model", "user_net.py:broken"], "broken() raises RuntimeError: no such data set"),
@@ -227,10 +221,7 @@ def test_an_example_says_what_the_module_takes(place):
         (["--model", "user_net.py:ready"], "left.weight"),
         (["--model", "bad.py:Net"], "its code raises ZeroDivisionError"),
         (["--model", "exits.py:Net"], "its code raises SystemExit: 0"),
-        (
-            ["--model", "user_net.py:Net", "--dialect", "bilinear-readout"],
-            "both say what the files",
-        ),
+        (["--model", "user_net.py:Net", "--dialect", "x"], "both say what the files"),
         (["--example", "x.npy"], "--example is an example of the argument of a module"),
     ],
 )
