@@ -164,20 +164,17 @@ class Cluster:
         raise AssertionError
 
 
+HIDDEN = ModuleNotFoundError("no tnsim")
+
+
 @pytest.mark.parametrize(
     "cluster, message",
     [
         (Cluster([]), "the Dask cluster has no workers; start some, then run again"),
         (Cluster(["tcp://w"], []), "the Dask cluster has no workers"),
         (Cluster(["tcp://w"], OSError("gone")), r"the Dask scheduler was lost \(OSError: gone\)"),
-        (
-            Cluster(["tcp://w"], answer="0.0.9"),
-            "worker tcp://w has tnsim 0.0.9, and this process runs tnsim .*: install that version",
-        ),
-        (
-            Cluster(["tcp://w"], answer=ModuleNotFoundError("No module named 'tnsim'")),
-            r"worker tcp://w cannot import tnsim \(No module named 'tnsim'\)",
-        ),
+        (Cluster(["tcp://w"], answer="0.0.9"), "tcp://w has tnsim 0.0.9, .*: install that version"),
+        (Cluster(["tcp://w"], answer=HIDDEN), r"worker tcp://w cannot import tnsim \(no tnsim\)"),
     ],
 )
 def test_a_cluster_that_cannot_work(cluster, message, folder, monkeypatch):

@@ -318,10 +318,8 @@ def test_a_copy_of_a_model_joins_an_unfinished_run(side, place, tasks, models, t
 def test_labels_are_those_of_the_call(models, tmp_path):
     store = tmp_path / "store"
     tnsim.pairwise(models[:3], store=store)
-    for given in (
-        dict(zip("xyz", models, strict=False)),
-        {7: models[0], 8: models[1], 9: models[2]},
-    ):
+    labelled = dict(zip("xyz", models, strict=False)), dict(zip((7, 8, 9), models, strict=False))
+    for given in labelled:
         assert same(tnsim.pairwise(given, store=store), tnsim.pairwise(given))
     with pytest.warns(tnsim.errors.DuplicateWarning):
         given = {"x": models[0], "best": models[2], "y": models[1], "z": models[2]}

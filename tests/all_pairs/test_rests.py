@@ -102,6 +102,9 @@ def test_every_array_of_a_model_is_held_by_parts_or_belongs_to_the_rest(kinds, r
     assert changed(rest, contents(other, kinds, "fold")[1]) == {"number of positions"}
 
 
+WINDOW = {"use_sliding_window": True, "sliding_window": 4}
+
+
 @pytest.mark.parametrize(
     ("case", "setting", "named"),
     [
@@ -110,13 +113,9 @@ def test_every_array_of_a_model_is_held_by_parts_or_belongs_to_the_rest(kinds, r
         ("gpt_neox", {"use_parallel_residual": False}, "parallel blocks"),
         ("gpt_neox", {"rotary_pct": 0.67}, "rotation"),
         ("mistral", {"sliding_window": 4}, "mask"),
-        (
-            "qwen2",
-            {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
-            "mask",
-        ),
+        ("qwen2", {**WINDOW, "max_window_layers": 1}, "mask"),
         # Layers from 28 on have windows, of which there are none.
-        ("qwen2", {"use_sliding_window": True, "sliding_window": 4}, None),
+        ("qwen2", WINDOW, None),
         ("gemma", {"use_bidirectional_attention": True}, "mask"),
         ("llama", {"hidden_act": "relu"}, "activation"),
         ("llama", {"dtype": "bfloat16", "attention_dropout": 0.1, "use_cache": False}, None),
