@@ -69,9 +69,8 @@ def test_a_lease_without_a_sign_of_life_expires(text, tmp_path, monkeypatch):
     with Leases(tmp_path) as ours:
         assert not ours.take("tile 0 0")
         now[0] += leases.EXPIRY / 2
-        os.utime(
-            tmp_path / "leases" / "tile-0-0", (1, 1)
-        )  # a sign of life, whatever that clock says
+        # A sign of life, whatever that clock says.
+        os.utime(tmp_path / "leases" / "tile-0-0", (1, 1))
         assert not ours.take("tile 0 0")
         now[0] += leases.EXPIRY - 1
         assert not ours.take("tile 0 0")

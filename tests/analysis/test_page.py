@@ -354,11 +354,8 @@ def test_no_row_of_the_provenance_is_cut(show, width):
     assert edge <= 0
     cells = "[...byId('provenance').rows].map((r) => [...r.cells].map((c) => c.innerText))"
     said = dict(window.run(cells))
-    assert [said[x] for x in ("exact", "caveats", "metric parameters")] == [
-        "yes",
-        "none",
-        "standard",
-    ]
+    wanted = {"exact": "yes", "caveats": "none", "metric parameters": "standard"}
+    assert wanted.items() <= said.items()
     window = show(run.assign_attrs(caveats=["left out", "folded"]), width=width)
     assert "left out; folded" in window.text("#provenance")
 

@@ -131,10 +131,3 @@ def test_what_is_no_matrix_over_models_is_refused_in_words():
             result.tnsim.summary()
     with refused("no log_norm_a", tnsim.errors.ResultError):
         _ = run.tnsim.distance
-
-
-def test_a_run_of_thousands_takes_matrices_and_no_list_of_pairs(rng):
-    run = run_of(rng.normal(size=(1500, 4)).cumsum(axis=0))
-    above = run.similarity.values[np.triu_indices(1500, 1)]
-    said = findings(run)[0]
-    assert said.startswith(f"1500 models, 0 to 1499: similarity from {above.min():.3g} (")

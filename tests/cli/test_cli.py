@@ -66,13 +66,9 @@ def test_plan(pair):
 
 
 def test_convert(tmp_path, rng):
-    state = {
-        "W_l": rng.normal(size=(5, 4)),
-        "W_r": rng.normal(size=(5, 4)),
-        "W_p": rng.normal(size=(2, 5)),
-        "epoch": np.array(3),
-    }
-    np.savez(tmp_path / "m.npz", **state)
+    shapes = {"W_l": (5, 4), "W_r": (5, 4), "W_p": (2, 5)}
+    state = {name: rng.normal(size=shape) for name, shape in shapes.items()}
+    np.savez(tmp_path / "m.npz", epoch=3, **state)
     given = tmp_path / "m.npz", tmp_path / "m.safetensors"
     command("convert", *given, "--dialect", "bilinear-readout")
     source = tnsim.load(given[0], "bilinear-readout")

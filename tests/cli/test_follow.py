@@ -239,9 +239,8 @@ def test_others_and_parts_as_pairwise_takes_them(tmp_path, rng, run):
 
 
 def test_results_do_not_go_among_the_checkpoints(tmp_path):
-    refusal(
-        "pairwise", tmp_path, "--out", tmp_path, "--follow", 1, said="is a folder of checkpoints"
-    )
+    given = ("pairwise", tmp_path, "--out", tmp_path, "--follow", 1)
+    refusal(*given, said="is a folder of checkpoints")
     path = tmp_path / "step_1.safetensors"
     tnsim.save(tnsim.Model([tnsim.Linear([[1.0]])]), path)
     refusal("pairwise", path, "--out", path, said="is a checkpoint that is compared: give a folder")

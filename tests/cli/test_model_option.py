@@ -145,9 +145,8 @@ def test_every_command_reads_by_a_module(place):
     out = ("--out", place / "run", "--json")
     found = json.loads(command("pairwise", one, two, *option, *out).stdout)
     assert len(found["similarity"]) == 2
-    ended = command(
-        *("pairwise", one, two, *option, "--out", place / "w", "--until", 2, "--follow", 0.05)
-    )
+    following = ("--out", place / "w", "--until", 2, "--follow", 0.05)
+    ended = command("pairwise", one, two, *option, *following)
     assert "models 2" in ended.stdout
 
 
