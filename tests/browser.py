@@ -146,8 +146,8 @@ class Browser:
         }})""")
 
     def frame(self) -> None:
-        """Let the page draw what it wants to draw."""
-        self.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        """Let the page draw what it has asked for, which it does first in the same frame."""
+        self.run("new Promise(requestAnimationFrame)")
 
     def text(self, selector: str) -> str:
         """The text of an element as a reader gets it, in one line."""

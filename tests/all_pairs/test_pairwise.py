@@ -174,13 +174,6 @@ def test_checkpoints_are_labelled_by_step_and_read_lazily(monkeypatch):
     assert isinstance(found.sel(a=slice(0, 800)), tnsim.Pairwise)
 
 
-def test_labels(rng):
-    a, b = models(rng, 2)
-    assert tnsim.pairwise({"first": a, "second": b}).a.values.tolist() == ["first", "second"]
-    assert tnsim.pairwise([a, b], names=["10", "20"]).b.values.tolist() == [10, 20]
-    assert tnsim.pairwise([a, b], other={"x": a}).b.values.tolist() == ["x"]
-
-
 @pytest.mark.parametrize("name", ["features", "contractions"])
 def test_duplicates_are_told_and_computed_once(name, rng, route, monkeypatch):
     route(name)
