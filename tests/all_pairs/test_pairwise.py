@@ -99,7 +99,9 @@ def test_the_same_models_in_another_space(rng, route):
     route("features")
     plain, biased = models(rng, 2, biases=False), models(rng, 2)
     tnsim.pairwise(plain)
-    agrees(tnsim.pairwise(plain, other=biased), plain, biased)
+    found = tnsim.pairwise(plain, other=dict(zip("xy", biased, strict=True)))
+    assert found.b.values.tolist() == ["x", "y"]
+    agrees(found, plain, biased)
     assert len(tnsim.session().blocks) == 0
 
 
