@@ -119,7 +119,7 @@ def test_trajectories(run):
     figure = figures.pairwise(run, "trajectory", ["similarity", "weight_cosine"], (4,))
     last, before = figure.axes[0].lines[:2]
     assert last.get_ydata().tolist() == reading.trajectory(run).values.tolist()
-    assert len(before.get_xdata()) == 12
+    assert len(before.get_xdata()) == 12 and figure.axes[0].get_ylabel() == "value"
     assert len(figure.axes[0].get_legend().get_texts()) == 4
     assert figure.axes[0].lines[-1].get_xdata()[0] == 3.5
 
