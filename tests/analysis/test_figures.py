@@ -210,6 +210,13 @@ DEPTHS = [{"depth": depth, **COSTS} for depth in (1, 2)]
 BOTH = ["similarity", "weight_cosine"]
 
 
+def test_shares_beyond_the_largest_are_one_bar():
+    axes = figures.shares(LABELS, np.array([0.5, -0.25, 0.375, 0.25, 0.125]), most=2).axes[0]
+    assert [bar.get_width() for bar in axes.patches] == [0.5, 0.375, 0.125]
+    names = [text.get_text() for text in axes.get_yticklabels()]
+    assert names == [LABELS[0], LABELS[2], "3 others"]
+
+
 def pairwise(kind, *variables):
     """A plot of a result, or of a result over parts."""
 
