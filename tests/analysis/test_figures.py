@@ -217,6 +217,16 @@ def test_shares_beyond_the_largest_are_one_bar():
     assert names == [LABELS[0], LABELS[2], "3 others"]
 
 
+def test_costs_that_were_not_counted_have_no_point():
+    rows = [DEPTHS[0], {**DEPTHS[1], "unrolled_multiplications": None}]
+    counts, times = (
+        [dict(zip(*line.get_data(), strict=True)) for line in axes.lines]
+        for axes in figures.depth(rows).axes
+    )
+    assert counts == [{1: 900, 2: 900}, {1: 1000, 2: 1000}, {1: 4000}]
+    assert times == [{1: 0.5, 2: 0.5}, {1: 0.4, 2: 0.4}]
+
+
 def pairwise(kind, *variables):
     """A plot of a result, or of a result over parts."""
 
