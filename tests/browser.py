@@ -3,7 +3,6 @@
 The protocol is JSON, a zero byte after every message, so that no package is needed.
 """
 
-import base64
 import itertools
 import json
 import os
@@ -147,8 +146,8 @@ class Browser:
         }})""")
 
     def frame(self) -> None:
-        """Let the page draw what it wants to draw."""
-        self.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        """Let the page draw what it has asked for, which it does first in the same frame."""
+        self.run("new Promise(requestAnimationFrame)")
 
     def text(self, selector: str) -> str:
         """The text of an element as a reader gets it, in one line."""
@@ -201,8 +200,3 @@ class Browser:
                 if entry["level"] == "error":
                     said.append(str(entry))
         return said
-
-    def picture(self, path: Path) -> None:
-        """The whole page as PNG."""
-        answer = self.call("Page.captureScreenshot")
-        path.write_bytes(base64.b64decode(answer["data"]))

@@ -25,13 +25,11 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 
 import covering
 import hypothesis
-import jax
 import numpy as np
 import pytest
 import seeds
 
 import tnsim
-from tnsim.compare import by_features, by_points
 
 
 def pytest_xdist_auto_num_workers(config):
@@ -59,6 +57,8 @@ def fresh_programs():
     except OSError:  # elsewhere than on Linux
         many = next(_modules) % 10 == 0
     if many:
+        import jax  # not above: the process that hands tests to workers runs none
+
         tnsim.session().programs.clear()
         jax.clear_caches()
 
@@ -103,7 +103,6 @@ def pytest_collection():
 
 def pytest_collection_finish():
     """A million objects of libraries and of tests to come are no garbage: no collection looks at them."""
-    gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)  # every collection calls back JAX and hypothesis
 
@@ -146,5 +145,5 @@ def backend(request, monkeypatch):
 @pytest.fixture
 def diagrams(monkeypatch):
     """Exact deep metrics go by diagrams, for tests of plans: others cost less at their sizes."""
-    monkeypatch.setattr(by_points, "gaussian_points", lambda *arguments: None)
-    monkeypatch.setattr(by_features, "polynomials", lambda *arguments: None)
+    monkeypatch.setattr("tnsim.compare.by_points.gaussian_points", lambda *arguments: None)
+    monkeypatch.setattr("tnsim.compare.by_features.polynomials", lambda *arguments: None)

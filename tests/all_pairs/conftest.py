@@ -10,8 +10,6 @@ import tnsim
 def folder(tmp_path, rng):
     """Ten checkpoints in `models`."""
     for n in range(10):
-        tnsim.save(
-            tnsim.Model([bilinear(rng, 3, 4, 2, True)]),
-            tmp_path / "models" / f"step_{n:03}.safetensors",
-        )
+        file = tmp_path / "models" / f"step_{n:03}.safetensors"
+        tnsim.save(tnsim.Model([bilinear(rng, 3, 4, 2, True)]), file)
     return tmp_path

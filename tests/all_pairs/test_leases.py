@@ -53,14 +53,6 @@ def test_whoever_finishes_removes_the_folder_meanwhile(tmp_path, monkeypatch):
     assert len(made) == 2
 
 
-def test_an_error_gives_all_leases_back(tmp_path):
-    with pytest.raises(KeyboardInterrupt), Leases(tmp_path) as ours:
-        ours.take("tile 0 0")
-        raise KeyboardInterrupt
-    with Leases(tmp_path) as theirs:
-        assert theirs.take("tile 0 0")
-
-
 def test_a_dead_holder_of_this_host_does_not_block(tmp_path, dead):
     put(tmp_path, "tile-0-0", f"{leases.host()} {dead} x")
     with Leases(tmp_path) as ours:
@@ -77,9 +69,8 @@ def test_a_lease_without_a_sign_of_life_expires(text, tmp_path, monkeypatch):
     with Leases(tmp_path) as ours:
         assert not ours.take("tile 0 0")
         now[0] += leases.EXPIRY / 2
-        os.utime(
-            tmp_path / "leases" / "tile-0-0", (1, 1)
-        )  # a sign of life, whatever that clock says
+        # A sign of life, whatever that clock says.
+        os.utime(tmp_path / "leases" / "tile-0-0", (1, 1))
         assert not ours.take("tile 0 0")
         now[0] += leases.EXPIRY - 1
         assert not ours.take("tile 0 0")

@@ -67,16 +67,18 @@ RUNS = {
 }
 
 
-@pytest.fixture(params=[1, 10**12], ids=["whole stages", "parts of stages"])
+BOTH = {"argvalues": [1, 10**12], "ids": ["whole stages", "parts of stages"], "indirect": True}
+
+
+@pytest.fixture
 def always(request, monkeypatch):
-    """Plans are cut however small they are, as over a single pair and as over very many."""
+    """Plans are cut however small they are, as over so many pairs."""
+    pairs = getattr(request, "param", 10**12)
     monkeypatch.setattr(batched_plans, "WORTH", 0)
     monkeypatch.setattr(batched_plans, "SAVING", -1)
     monkeypatch.setattr(batched_plans, "COMPILING", 0)
     cut = batched_plans.shares
-    monkeypatch.setattr(
-        batched_plans, "shares", lambda plan, owners, _: cut(plan, owners, request.param)
-    )
+    monkeypatch.setattr(batched_plans, "shares", lambda plan, owners, _: cut(plan, owners, pairs))
 
 
 @pytest.fixture
@@ -85,6 +87,7 @@ def by_plans(monkeypatch):
 
 
 @pytest.mark.sampled(quick=1, slow=6)
+@pytest.mark.parametrize("always", **BOTH)
 @pytest.mark.parametrize("name", [*RUNS, pytest.param("language models", marks=pytest.mark.slow)])
 def test_the_numbers_are_those_of_single_pairs(name, rng, always, by_plans):
     make, metric, slices = RUNS.get(name, (language_model, CLOSURE, False))
@@ -101,6 +104,7 @@ def test_the_numbers_are_those_of_single_pairs(name, rng, always, by_plans):
     assert_close(again.similarity, found.similarity[:, 1:], scale=1.0, rtol=1e-12)
 
 
+@pytest.mark.parametrize("always", **BOTH)
 def test_what_is_cut(rng, always):
     """All that reads one model is in its share, and the crossing share reads none of it again."""
     a, b = sequences(rng), sequences(rng)
@@ -144,6 +148,7 @@ def test_over_few_pairs_a_stage_keeps_its_program():
         assert (portion(stage, "A", set(crossing.inputs)) is not None) == is_cut
 
 
+@pytest.mark.parametrize("always", **BOTH)
 def test_every_model_once(rng, always, by_plans, monkeypatch):
     """Own shares run once for each model and side, however many tiles there are."""
     monkeypatch.setattr(run_plan, "_TILE_WORK", 1)
@@ -173,6 +178,7 @@ def test_large_pairs_run_at_once(rng, always, by_plans, monkeypatch):
     assert tnsim.pairwise(some, CLOSURE).identical(one_by_one)
 
 
+@pytest.mark.parametrize("always", **BOTH)
 def test_planned_work(rng, always, by_plans):
     """The plan of a run counts each share as often as it runs."""
     some = [deep(rng) for _ in range(6)]
@@ -229,9 +235,5 @@ def test_worker_processes_cut_plans_of_large_models(rng):
         beside = tnsim.pairwise(some, CLOSURE, budget=one_by_one, executor=processes)
     assert beside.identical(alone)
     for i, j in [(1, 0), (2, 0), (2, 1)]:
-        assert_close(
-            alone.similarity[i, j],
-            tnsim.similarity(some[i], some[j], CLOSURE),
-            scale=1.0,
-            rtol=1e-12,
-        )
+        wanted = tnsim.similarity(some[i], some[j], CLOSURE)
+        assert_close(alone.similarity[i, j], wanted, scale=1.0, rtol=1e-12)

@@ -45,9 +45,8 @@ def test_heatmaps_share_one_colour_range(run):
 def test_curves_stand_above_every_heatmap(run):
     count = len(run.a)
     run["train_accuracy"] = ("a", np.linspace(0, 1, count))
-    run = run.assign_coords(
-        test_accuracy=("a", np.linspace(0, 0.5, count)), loss=("a", -run.a.values)
-    )
+    half = ("a", np.linspace(0, 0.5, count))
+    run = run.assign_coords(test_accuracy=half, loss=("a", -run.a.values))
     strips = [("train_accuracy", "test_accuracy"), "loss"]
     figure = figures.pairwise(run, "heatmap", ["similarity", "weight_cosine"], (4,), strips)
     for axes in figure.axes[:2]:
@@ -60,9 +59,8 @@ def test_curves_stand_above_every_heatmap(run):
 
 def test_curves_alone(run):
     run["train_accuracy"] = ("a", np.linspace(0, 1, len(run.a)))
-    figure = figures.curves_over_training(
-        run, ["train_accuracy", ("log_norm_a", "log_norm_b")], (4,)
-    )
+    curves = ["train_accuracy", ("log_norm_a", "log_norm_b")]
+    figure = figures.curves_over_training(run, curves, (4,))
     upper, lower = figure.axes
     assert upper.lines[0].get_ydata().tolist() == run.train_accuracy.values.tolist()
     assert len(lower.lines) == 3 and lower.lines[2].get_xdata()[0] == 3.5
@@ -81,10 +79,8 @@ def test_scatter(run):
 
 
 def test_other_quantities_have_their_own_range(run):
-    assert images(figures.pairwise(run, variable="log_inner"))[0].get_clim() == (
-        run.log_inner.min(),
-        run.log_inner.max(),
-    )
+    (image,) = images(figures.pairwise(run, variable="log_inner"))
+    assert image.get_clim() == (run.log_inner.min(), run.log_inner.max())
     run["similarity"][0, -1] = run["similarity"][-1, 0] = -0.5
     assert images(figures.pairwise(run))[0].get_clim() == (-1, 1)
 
@@ -123,7 +119,7 @@ def test_trajectories(run):
     figure = figures.pairwise(run, "trajectory", ["similarity", "weight_cosine"], (4,))
     last, before = figure.axes[0].lines[:2]
     assert last.get_ydata().tolist() == reading.trajectory(run).values.tolist()
-    assert len(before.get_xdata()) == 12
+    assert len(before.get_xdata()) == 12 and figure.axes[0].get_ylabel() == "value"
     assert len(figure.axes[0].get_legend().get_texts()) == 4
     assert figure.axes[0].lines[-1].get_xdata()[0] == 3.5
 
@@ -180,33 +176,23 @@ def test_no_global_state(run):
 
 
 def test_refusals(run):
-    many = run.isel(output=[0] * 200)
-    for message, call in {
-        "drawn as heatmap, trajectory, slices, mds, dendrogram, scatter, parts, not as 'violin'": lambda: (
-            figures.pairwise(run, "violin")
-        ),
-        "no variable 'cka', only similarity": lambda: figures.pairwise(run, variable="cka"),
-        "no variable 'slices'.*compute the run with slices": lambda: figures.pairwise(
-            run.drop_vars("slices"), "slices"
-        ),
-        "200 slices are not 1 to 144": lambda: figures.pairwise(many, "slices"),
-        "change points must rise from 1 to 12": lambda: figures.pairwise(run, change_points=(20,)),
-        "all pairs of one set of models": lambda: figures.pairwise(run.isel(a=[0, 1]), "mds"),
-        "curves are drawn above a heatmap, not above 'mds'": lambda: figures.pairwise(
-            run, "mds", curves=["log_norm_a"]
-        ),
-        "no variable 'accuracy', only": lambda: figures.pairwise(run, curves=["accuracy"]),
-        r"one value for each of 13 columns: similarity is of shape \(13, 13\)": lambda: (
-            figures.pairwise(run, curves=["similarity"])
-        ),
-        r"one value for each of 13 columns: log_norm_a is of shape \(4,\)": lambda: (
-            figures.pairwise(run.isel(a=slice(4)), curves=["log_norm_a"])
-        ),
-        "needs at least one strip, found none": lambda: figures.curves_over_training(run, []),
-        "found 'similarity' alone: name two or more": lambda: figures.pairwise(run, "scatter"),
-    }.items():
+    for message, given, options in [
+        ("drawn as heatmap, .*, scatter, parts, not as 'violin'", run, {"kind": "violin"}),
+        ("no variable 'cka', only similarity", run, {"variable": "cka"}),
+        ("no variable 'slices'.*with slices", run.drop_vars("slices"), {"kind": "slices"}),
+        ("200 slices are not 1 to 144", run.isel(output=[0] * 200), {"kind": "slices"}),
+        ("change points must rise from 1 to 12", run, {"change_points": (20,)}),
+        ("all pairs of one set of models", run.isel(a=[0, 1]), {"kind": "mds"}),
+        ("above a heatmap, not above 'mds'", run, {"kind": "mds", "curves": ["log_norm_a"]}),
+        ("no variable 'accuracy', only", run, {"curves": ["accuracy"]}),
+        (r"each of 13 columns: similarity is of shape \(13, 13\)", run, {"curves": ["similarity"]}),
+        (r"log_norm_a is of shape \(4,\)", run.isel(a=slice(4)), {"curves": ["log_norm_a"]}),
+        ("found 'similarity' alone: name two or more", run, {"kind": "scatter"}),
+    ]:
         with refused(message, tnsim.errors.ResultError):
-            call()
+            figures.pairwise(given, **options)
+    with refused("needs at least one strip, found none", tnsim.errors.ResultError):
+        figures.curves_over_training(run, [])
 
 
 def test_contributions_that_cancel_have_no_shares():
@@ -218,15 +204,27 @@ LABELS = [f"layer {layer} head {head}" for layer in (1, 2) for head in (0, 1)] +
 VALUES = np.array([0.5, -0.1, 0.3, 0.2, 0.1])
 WIRES = ["embed > Q of layer 1", "embed > K of layer 1", "layer 1 > in of layer 2"]
 TABLE, BESIDE = np.outer([1.0, 0.5], VALUES), {"accuracy": [0, 1]}
-COSTS = {
-    "multiplications": 900,
-    "paper_multiplications": 1000,
-    "unrolled_multiplications": 4000,
-    "milliseconds": 0.5,
-    "hand_milliseconds": 0.4,
-}
+COSTS = dict(multiplications=900, paper_multiplications=1000, unrolled_multiplications=4000)
+COSTS |= dict(milliseconds=0.5, hand_milliseconds=0.4)
 DEPTHS = [{"depth": depth, **COSTS} for depth in (1, 2)]
 BOTH = ["similarity", "weight_cosine"]
+
+
+def test_shares_beyond_the_largest_are_one_bar():
+    axes = figures.shares(LABELS, np.array([0.5, -0.25, 0.375, 0.25, 0.125]), most=2).axes[0]
+    assert [bar.get_width() for bar in axes.patches] == [0.5, 0.375, 0.125]
+    names = [text.get_text() for text in axes.get_yticklabels()]
+    assert names == [LABELS[0], LABELS[2], "3 others"]
+
+
+def test_costs_that_were_not_counted_have_no_point():
+    rows = [DEPTHS[0], {**DEPTHS[1], "unrolled_multiplications": None}]
+    counts, times = (
+        [dict(zip(*line.get_data(), strict=True)) for line in axes.lines]
+        for axes in figures.depth(rows).axes
+    )
+    assert counts == [{1: 900, 2: 900}, {1: 1000, 2: 1000}, {1: 4000}]
+    assert times == [{1: 0.5, 2: 0.5}, {1: 0.4, 2: 0.4}]
 
 
 def pairwise(kind, *variables):

@@ -46,12 +46,10 @@ def nets():
 def test_programs_of_torchscript_show_no_parts(make, rng):
     net, x = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), rng.normal(size=(5, 3))
     program = make(net)
-    for call in (
-        lambda: tnsim.hidden_states(program, x),
-        lambda: tnsim.layer_similarity(net, program, x),
-    ):
+    verbs = (tnsim.hidden_states, program, x), (tnsim.layer_similarity, net, program, x)
+    for verb, *given in verbs:
         with refused(r"TorchScript program keeps.*its state_dict\(\)"):
-            call()
+            verb(*given)
     states = tnsim.hidden_states(nn.Sequential(program, nn.Tanh()), x)
     assert list(states) == ["1"]
 
@@ -76,11 +74,8 @@ def test_states_are_those_of_the_forward_pass(nets, tokens):
     assert list(found) == list(states)
     for name, wanted in states.items():
         assert_close(found[name], wanted.numpy(), rtol=1e-6, limited_by="float32 of the module")
-    assert list(tnsim.hidden_states(net, tokens, ["blocks.*.2", "head"])) == [
-        "blocks.0.2",
-        "blocks.1.2",
-        "head",
-    ]
+    chosen = tnsim.hidden_states(net, tokens, ["blocks.*.2", "head"])
+    assert list(chosen) == ["blocks.0.2", "blocks.1.2", "head"]
     assert not any(part._forward_hooks for part in net.modules())
 
 
@@ -140,12 +135,9 @@ def test_states_that_do_not_fit_at_once(nets, tokens, monkeypatch, held):
         assert_close(some, states[name], rtol=1e-5, scale=LARGEST, limited_by="float32")
     monkeypatch.setattr(devices, "available_bytes", lambda compiles: 0)
     monkeypatch.setattr(budget, "_ALWAYS_FITS", 0)
-    for call in (
-        lambda: tnsim.layer_similarity(*nets, tokens),
-        lambda: tnsim.hidden_states(nets[0], tokens),
-    ):
+    for verb, *given in ((tnsim.layer_similarity, *nets), (tnsim.hidden_states, nets[0])):
         with refused("GiB on these inputs.*by layers=, or give fewer inputs", tnsim.TooLarge):
-            call()
+            verb(*given, tokens)
 
 
 def test_a_measure_of_ones_own_reads_inputs_in_any_order(nets, tokens):
@@ -162,11 +154,8 @@ class Placed(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.tokens, self.places, self.head = (
-            nn.Embedding(7, 4),
-            nn.Embedding(5, 4),
-            nn.Linear(4, 2),
-        )
+        self.tokens, self.places = nn.Embedding(7, 4), nn.Embedding(5, 4)
+        self.head = nn.Linear(4, 2)
 
     def forward(self, tokens):
         places = torch.arange(tokens.shape[1]).expand(tokens.shape)
@@ -226,17 +215,15 @@ def test_a_picture_and_what_is_refused(nets, tokens):
     axes = tnsim.figures.layer_by_layer(found, "two nets").axes[0]
     assert axes.get_title() == "two nets"
     assert [label.get_text() for label in axes.get_yticklabels()] == found.a.values.tolist()
-    with refused(r"one network.* layer_similarity\(a, b, inputs\)"):
-        tnsim.hidden_states(*nets, tokens)
-    with refused("no part is called nope; there are embed, act"):
-        tnsim.layer_similarity(*nets, tokens, layers="nope")
-    with refused("of shape"):
-        tnsim.layer_similarity(*nets, tokens, tnsim.baselines.output_cosine)
-    with refused("give inputs as an array"):
-        tnsim.layer_similarity(*nets, 100)
-    with refused("a module, a model or a file of one, found int"):
-        tnsim.hidden_states(3, tokens)
-    with refused("has no parts with outputs"):
-        tnsim.hidden_states(nn.Linear(2, 2), np.ones((5, 2)))
-    with refused("is in training mode"):
-        tnsim.hidden_states(Net(4), tokens)
+    states, between = tnsim.hidden_states, tnsim.layer_similarity
+    for message, verb, *given in [
+        (r"one network.* layer_similarity\(a, b, inputs\)", states, *nets, tokens),
+        ("no part is called nope; there are embed, act", states, nets[0], tokens, "nope"),
+        ("of shape", between, *nets, tokens, tnsim.baselines.output_cosine),
+        ("give inputs as an array", between, *nets, 100),
+        ("a module, a model or a file of one, found int", states, 3, tokens),
+        ("has no parts with outputs", states, nn.Linear(2, 2), np.ones((5, 2))),
+        ("is in training mode", states, Net(4), tokens),
+    ]:
+        with refused(message):
+            verb(*given)

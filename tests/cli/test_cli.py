@@ -32,15 +32,10 @@ def test_help_is_quick_and_imports_nothing_heavy():
     start = processor_seconds()
     done = process("--help")
     assert processor_seconds() - start < 2  # half a second here
-    assert all(
-        word in done.stdout
-        for word in ("similarity", "inspect", "plan", "convert", "demo", "bench")
-    )
-    code = (
-        "import sys, tnsim.cli.app\n"
-        "print(*(m for m in ('jax', 'numpy', 'quimb') if m in sys.modules))"
-    )
-    assert python(code)[0].strip() == ""
+    for word in ("similarity", "inspect", "plan", "convert", "demo", "bench"):
+        assert word in done.stdout
+    code = "import sys, tnsim.cli.app\nprint({'jax', 'numpy', 'quimb'} & {*sys.modules})"
+    assert python(code)[0] == "set()\n"
 
 
 def test_similarity(pair):
@@ -71,22 +66,16 @@ def test_plan(pair):
 
 
 def test_convert(tmp_path, rng):
-    state = {
-        "W_l": rng.normal(size=(5, 4)),
-        "W_r": rng.normal(size=(5, 4)),
-        "W_p": rng.normal(size=(2, 5)),
-        "epoch": np.array(3),
-    }
-    np.savez(tmp_path / "m.npz", **state)
-    command(
-        "convert", tmp_path / "m.npz", tmp_path / "m.safetensors", "--dialect", "bilinear-readout"
-    )
-    source = tnsim.load(tmp_path / "m.npz", "bilinear-readout")
-    assert tnsim.similarity(tnsim.load(tmp_path / "m.safetensors"), source) == 1
+    shapes = {"W_l": (5, 4), "W_r": (5, 4), "W_p": (2, 5)}
+    state = {name: rng.normal(size=shape) for name, shape in shapes.items()}
+    np.savez(tmp_path / "m.npz", epoch=3, **state)
+    given = tmp_path / "m.npz", tmp_path / "m.safetensors"
+    command("convert", *given, "--dialect", "bilinear-readout")
+    source = tnsim.load(given[0], "bilinear-readout")
+    assert tnsim.similarity(tnsim.load(given[1]), source) == 1
     (tmp_path / "d.json").write_text(PRESETS["bilinear-readout"].to_json())
-    assert (
-        "rank 5" in command("inspect", tmp_path / "m.npz", "--dialect", tmp_path / "d.json").stdout
-    )
+    said = command("inspect", given[0], "--dialect", tmp_path / "d.json").stdout
+    assert "rank 5" in said
 
 
 def test_demo(tmp_path):
@@ -107,20 +96,8 @@ def test_demo(tmp_path):
 
 @pytest.mark.slow
 def test_bench_depth(tmp_path):
-    done = command(
-        "bench",
-        "depth",
-        "--width",
-        6,
-        "--rank",
-        8,
-        "--max-depth",
-        4,
-        "--repeats",
-        2,
-        "--out",
-        tmp_path,
-    )
+    sizes = ("--width", 6, "--rank", 8, "--max-depth", 4, "--repeats", 2)
+    done = command("bench", "depth", *sizes, "--out", tmp_path)
     assert "multiplications" in done.stdout
     rows = json.loads((tmp_path / "depth.json").read_text())["rows"]
     assert [r["depth"] for r in rows] == [1, 2, 4] and (tmp_path / "depth.png").exists()
@@ -144,12 +121,9 @@ def test_errors_are_one_line_and_exit_2(arguments, message, tmp_path, monkeypatc
 
 
 def test_deep_models_and_check(tmp_path, rng):
-    for name in "ab":
-        tnsim.save(
-            tnsim.Model([bilinear(rng, 3, 4, 3), bilinear(rng, 3, 4, 2)]),
-            tmp_path / f"{name}.safetensors",
-        )
     files = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    for file in files:
+        tnsim.save(tnsim.Model([bilinear(rng, 3, 4, 3), bilinear(rng, 3, 4, 2)]), file)
     exact = told("similarity", *files, "--check", 20000, "--seed", 3)
     assert exact["exact"] is True and abs(exact["check"]["deviation"]) < 6
     assert exact["check"]["samples"] >= 19000
@@ -194,22 +168,10 @@ def test_a_metric_takes_its_files_in_every_command(pair, tmp_path, rng):
     np.save(tmp_path / "x.npy", rng.normal(size=(40, 4)))
     planned = command("plan", *pair, "--fit", tmp_path / "x.npy", "--json").stdout
     assert json.loads(planned)["metric"] == "gaussian"
-    refusal(
-        "plan",
-        *pair,
-        "--metric",
-        "closure",
-        "--samples",
-        4,
-        said="--samples are those of --metric categorical or gaussian, found closure",
-    )
-    refusal(
-        "plan",
-        *pair,
-        "--samples",
-        4,
-        said="samples of a Gaussian are a whole number, 32 to 2^30, or 0",
-    )
+    planned = ("plan", *pair, "--samples", 4)
+    said = "--samples are those of --metric categorical or gaussian, found closure"
+    refusal(*planned, "--metric", "closure", said=said)
+    refusal(*planned, said="samples of a Gaussian are a whole number, 32 to 2^30, or 0")
 
 
 def test_samples_of_the_estimate_are_an_option(tmp_path, rng):

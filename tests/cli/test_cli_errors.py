@@ -5,7 +5,7 @@ import sys
 
 import corpus_files as files
 import pytest
-from commands import command, process, refusal
+from commands import command, refusal
 
 import tnsim
 from tnsim.cli import app
@@ -54,12 +54,6 @@ def test_a_closed_stderr_is_no_error(tmp_path, monkeypatch):
         app.main()
     sys.stderr.close()  # what it was opened as in the meantime
     assert ended.value.code == 0
-
-
-@pytest.mark.slow
-def test_a_process_says_the_same(tmp_path):
-    done = process("similarity", "absent.npz", "b.npz", check=False, cwd=tmp_path)
-    assert done == (2, "", "tnsim: error: absent.npz: no such file\n")
 
 
 def test_a_folder_where_a_file_is_meant(tmp_path):

@@ -46,14 +46,8 @@ def test_the_shell_completes(words, expected, monkeypatch):
 
 def test_standard_input_is_read_once(files, monkeypatch):
     monkeypatch.setattr(sys, "stdin", piped("\n".join(map(str, files))))
-    line = refusal(
-        "pairwise",
-        "-",
-        "--other",
-        "-",
-        "--dry-run",
-        said="- stands for names of checkpoints, one a line, on standard input",
-    )
+    said = "- stands for names of checkpoints, one a line, on standard input"
+    line = refusal("pairwise", "-", "--other", "-", "--dry-run", said=said)
     assert "it can be read for one - only" in line
 
 
@@ -77,24 +71,9 @@ def test_moments_from_samples(files, tmp_path, rng):
     found = told("similarity", *files, "--fit", tmp_path / "x.npy")
     models = tnsim.load(files)
     assert found["similarity"] == tnsim.similarity(*models, tnsim.Gaussian.fit(samples))
-    refusal(
-        "similarity",
-        *files,
-        "--metric",
-        "tree",
-        "--fit",
-        tmp_path / "x.npy",
-        said="--fit takes mean and covariance from samples, which metric tree has not",
-    )
+    said = "--fit takes mean and covariance from samples, which metric tree has not"
+    refusal("similarity", *files, "--metric", "tree", "--fit", tmp_path / "x.npy", said=said)
     refusal("similarity", *files, "--fit", files[0], said="cannot be read as inputs")
-
-
-def test_names_and_dialects_on_standard_input(files, tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", piped("\n\n".join(map(str, files)) + "\n"))
-    assert told("pairwise", "-", "--dry-run")["tiles"]["pairs"] == 3
-    np.savez(tmp_path / "m.npz", W_l=np.ones((4, 2)), W_r=np.ones((4, 2)), W_p=np.ones((3, 4)))
-    monkeypatch.setattr(sys, "stdin", piped(PRESETS["bilinear-readout"].to_json()))
-    assert "rank 4" in command("inspect", tmp_path / "m.npz", "--dialect", "-").stdout
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
@@ -103,7 +82,7 @@ def test_other_shells_write_standard_input_otherwise(encoding, tmp_path, rng, mo
     names = [f"{name}.safetensors" for name in ("\u00e9", "\x85x", "b c")]
     for name in names:
         tnsim.save(tnsim.Model([linear(rng, 2, 2)]), name)
-    monkeypatch.setattr(sys, "stdin", piped("\r\n".join(names).encode(encoding)))
+    monkeypatch.setattr(sys, "stdin", piped("\r\n\r\n".join([*names, ""]).encode(encoding)))
     assert told("pairwise", "-", "--dry-run")["tiles"]["pairs"] == 6
     dialect = PRESETS["bilinear-readout"].to_json()
     np.savez(tmp_path / "m.npz", W_l=np.ones((4, 2)), W_r=np.ones((4, 2)), W_p=np.ones((3, 4)))

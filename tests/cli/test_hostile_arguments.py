@@ -12,8 +12,6 @@ from refusals import refused
 
 import tnsim
 from tnsim.checkpoints.formats import INDEX
-from tnsim.engine.ir.program import Operation, Program
-from tnsim.engine.passes import tiling
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes as POSIX has them")
 
@@ -114,14 +112,3 @@ def test_all_sequences_of_any_length_are_refused():
     for verb in (tnsim.plan, tnsim.similarity):
         with refused(r"2,000,000,000 tokens out of 4 cannot be counted", tnsim.TooLarge):
             verb(model, model, tnsim.Categorical())
-
-
-def test_a_block_is_the_largest_divisor_that_fits(rng):
-    for size in (1, 7, 12, 360, 2**10 + 1):
-        for other in (1, 3, tiling.BLOCK // 100, tiling.BLOCK, 2 * tiling.BLOCK):
-            piece = Program(
-                ((size, other),), (Operation("sum", (0,), ((0, 1),), (0, 1), (1.0,)),), (1,)
-            )
-            region = tiling._Region({0: 0}, 1, size)
-            fitting = [n for n in range(1, size + 1) if size % n == 0 and n * other <= tiling.BLOCK]
-            assert tiling._block(piece, region) == max(fitting, default=0)

@@ -44,6 +44,7 @@ def test_an_interrupt_while_something_is_imported(module, tmp_path):
     assert done.stderr == "tnsim: stopped by SIGINT\n"
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.skipif(sys.platform == "win32", reason="signals as POSIX has them")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_inside_a_callback_is_not_lost(number, capsys):

@@ -54,6 +54,7 @@ def files(tmp_path):
         save_file({name: scale * array for name, array in FOREIGN.items()}, path)
     found["out"] = tmp_path / "out"
     found["out"].mkdir()
+    found["pairs"] = [argument.format_map(found) for argument in PAIRS]
     return found
 
 
@@ -92,8 +93,7 @@ def test_a_missing_package_is_told_before_anything_is_computed(
     option, package, extra, files, monkeypatch
 ):
     monkeypatch.setitem(sys.modules, package, None)
-    arguments = [argument.format_map(files) for argument in PAIRS]
-    line = refusal(*arguments, option, said=f"needs {package}, which is not installed")
+    line = refusal(*files["pairs"], option, said=f"needs {package}, which is not installed")
     assert f"pip install 'tnsim[{extra}]'" in line and not list(files["out"].iterdir())
 
 
@@ -105,15 +105,13 @@ def test_a_picture_has_the_ending_of_one(files):
 def test_two_outputs_are_two_files(files, tmp_path):
     (files["out"] / "link").symlink_to("result.npz")
     for page in ("result.npz", "../out/result.npz", "link"):
-        arguments = [argument.format_map(files) for argument in PAIRS]
-        refusal(*arguments, "--report", files["out"] / page, said="result.npz")
+        refusal(*files["pairs"], "--report", files["out"] / page, said="result.npz")
     assert [path.name for path in files["out"].iterdir()] == ["link"]
 
 
 def test_a_folder_that_is_none(files):
-    arguments = [argument.format_map(files) for argument in PAIRS]
     below = files["a"] / "page.html"
-    refusal(*arguments, "--report", below, said=f"{files['a']} is no folder")
+    refusal(*files["pairs"], "--report", below, said=f"{files['a']} is no folder")
 
 
 @pytest.mark.parametrize(
@@ -123,8 +121,7 @@ def test_a_folder_that_is_none(files):
 def test_an_output_within_another_is_refused_before_anything_is_computed(options, page, files):
     """Though neither is there yet."""
     files["out"].rmdir()
-    arguments = [argument.format_map(files) for argument in PAIRS]
-    line = refusal(*arguments, "--report", files["out"] / page, *options)
+    line = refusal(*files["pairs"], "--report", files["out"] / page, *options)
     assert "which is another output; give another" in line or "is the same file" in line
     assert not files["out"].exists()
 
@@ -134,11 +131,8 @@ def test_a_picture_where_no_file_can_be(place, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("loop").symlink_to("loop")
     tnsim.save(tnsim.Model([tnsim.Linear(np.eye(2))]), "a.safetensors")
-    for arguments in (
-        ("paths", "a.safetensors", "--plot", place),
-        ("convert", "a.safetensors", place),
-    ):
-        done = command(*arguments, check=False)
+    for verb in (("paths", "a.safetensors", "--plot"), ("convert", "a.safetensors")):
+        done = command(*verb, place, check=False)
         assert done.returncode in (0, 2) and "unforeseen" not in done.stderr
         assert place != "/" or "is a folder" in done.stderr
     for arguments in (("loop", "--out", "o"), ("a.safetensors", "--out", "loop/x")):
@@ -178,12 +172,6 @@ def test_a_model_replaces_a_model_and_nothing_else(tmp_path):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="devices as POSIX has them")
 def test_a_device_has_nothing_to_lose(files):
-    refusal(
-        "convert",
-        files["a"],
-        "/dev/null",
-        "--dialect",
-        "bilinear-readout",
-        said="saved as .safetensors",
-    )
+    given = ("convert", files["a"], "/dev/null", "--dialect", "bilinear-readout")
+    refusal(*given, said="saved as .safetensors")
     check_replaceable(Path(os.devnull), PNG)

@@ -15,10 +15,8 @@ SMALL = ArgmaxSetting(
 
 
 def test_the_second_largest_of_equal_ones_is_the_later_one():
-    assert second_argmax(jnp.array([[0.0, 5.0, 0.0, 5.0], [0.0, 0.0, 0.0, -1.0]])).tolist() == [
-        3,
-        1,
-    ]
+    values = jnp.array([[0.0, 5.0, 0.0, 5.0], [0.0, 0.0, 0.0, -1.0]])
+    assert second_argmax(values).tolist() == [3, 1]
 
 
 @pytest.mark.full

@@ -52,12 +52,9 @@ def test_checkpoints_of_somebody_without_a_control(trained, tmp_path):
     assert not rows["text-tensor"].control and rows["text-tensor"].expected
     assert verdict(rows["divided-by-slice"]) == "holds"
     assert len(EXPERIMENT.figures(run, measure(run))) == 3
+    street = dataclasses.replace(SMALL, images="street")
     with refused("models of 64 pixels, but images of 1024", tnsim.CheckpointError):
-        measure(
-            dataclasses.replace(
-                run, setting=dataclasses.replace(SMALL, images="street"), data=_street(tmp_path)
-            )
-        )
+        measure(dataclasses.replace(run, setting=street, data=_street(tmp_path)))
 
 
 def _street(folder):
@@ -95,10 +92,5 @@ def test_classifiers_are_what_tnsim_reads(rng):
     x = rng.normal(size=(3, 6)).astype(np.float32)
     for width in (None, 5):
         params = classifiers.initialise(jax.random.key(0), 6, 4, width)
-        assert_close(
-            classifiers.model(params)(x),
-            np.asarray(classifiers.logits(params, x)),
-            scale=1.0,
-            rtol=1e-5,
-            limited_by="float32",
-        )
+        found, wanted = classifiers.model(params)(x), np.asarray(classifiers.logits(params, x))
+        assert_close(found, wanted, scale=1.0, rtol=1e-5, limited_by="float32")

@@ -246,9 +246,8 @@ def test_a_stopped_run_says_what_is_kept(toy, tmp_path, monkeypatch):
     def stopped(run):
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(
-        experiment, "experiment", lambda name: dataclasses.replace(TOY, train=stopped)
-    )
+    stopping = dataclasses.replace(TOY, train=stopped)
+    monkeypatch.setattr(experiment, "experiment", lambda name: stopping)
     done = paper("toy", "--out", tmp_path, check=False)
     assert done.returncode == 130
     assert f"stopped by SIGINT: what is finished is kept in {tmp_path}" in done.stderr
