@@ -108,20 +108,12 @@ def dense_tensor(model, symmetrised):
     """The lifted tensor A[k, i_1, ..., i_n] of a whole model, layer tensors symmetrised or not; row 0 is the constant."""
     tensor = None
     for layer in model.layers:
-        local = _symmetric_part(_dense_layer(layer)) if symmetrised else _dense_layer(layer)
-        if tensor is None:
-            tensor = local
-            continue
-        order = local.ndim - 1
-        letters = iter("abcdefghijklmnopqrstuvwxyz")
-        out, bonds = next(letters), [next(letters) for _ in range(order)]
-        legs = [[next(letters) for _ in range(tensor.ndim - 1)] for _ in range(order)]
-        inputs = ",".join(
-            [out + "".join(bonds)] + [b + "".join(x) for b, x in zip(bonds, legs, strict=True)]
-        )
-        tensor = np.einsum(
-            f"{inputs}->{out}{''.join(itertools.chain(*legs))}", local, *[tensor] * order
-        )
+        local = dense_layer(layer)
+        local = symmetric_part(local) if symmetrised else local
+        if tensor is not None:
+            for _ in range(local.ndim - 1):  # the next leg, and its own legs to the end
+                local = np.tensordot(local, tensor, (1, 0))
+        tensor = local
     return tensor
 
 
@@ -134,7 +126,7 @@ def dense_product(a, b, symmetrised):
 
 def dense_symmetric_product(a, b):
     """Per output, the Frobenius product of the fully symmetrised lifted tensors."""
-    first, second = (_symmetric_part(dense_tensor(m, False))[1:] for m in (a, b))
+    first, second = (symmetric_part(dense_tensor(m, False))[1:] for m in (a, b))
     return np.sum(first * second, axis=tuple(range(1, a.degree + 1)))
 
 
@@ -156,48 +148,84 @@ def polynomial_product(a, b):
     return float(first @ second)
 
 
-def _symmetric_part(tensor):
-    n = tensor.ndim - 1
-    return sum(
-        tensor.transpose(0, *(1 + i for i in p)) for p in itertools.permutations(range(n))
-    ) / math.factorial(n)
+def symmetric_part(tensor):
+    orders = [(0, *legs) for legs in itertools.permutations(range(1, tensor.ndim))]
+    return sum(tensor.transpose(order) for order in orders) / len(orders)
 
 
-def _dense_layer(layer):
-    """From the formulas: skip as (x (x) 1 + 1 (x) x) / 2, constants as 1 (x) 1."""
+def dense_layer(layer, n=1):
+    """The lifted tensor of a layer over (1, x), or over the inputs of n positions; row 0 is the constant.
+
+    From the formulas: a skip as (x (x) 1 + 1 (x) x) / 2, constants as 1 (x) 1. Legs of attention are in the order
+    q1, k1, q2, k2, v. Numbers may be complex, or fractions.
+    """
+    kind = np.result_type(np.float64, *jax.tree.leaves(layer))
+    rows = [slice(1 + s * layer.d_out, 1 + (s + 1) * layer.d_out) for s in range(n)]
     if isinstance(layer, tnsim.Residual):
-        tensor = layer.scale * _dense_layer(layer.layer)
+        tensor = layer.scale * dense_layer(layer.layer, n)
         order = tensor.ndim - 1
-        for leg, k in itertools.product(range(order), range(1, layer.d_in + 1)):
+        for leg, k in itertools.product(range(order), range(1, len(tensor))):
             place = [0] * order
             place[leg] = k
             tensor[(k, *place)] += layer.skip / order
-        tensor[(0,) * tensor.ndim] = 1.0
-        return tensor
-    down, constant = np.eye(layer.d_out), None
-    if isinstance(layer, tnsim.Linear):
-        legs = [(layer.weight, layer.bias)]
+    elif isinstance(layer, tnsim.Attention):
+        tensor = np.zeros((n * layer.d_out + 1, *(n * layer.d_in + 1,) * 5), kind)
+        for s, t, head in itertools.product(range(n), range(n), range(layer.n_heads)):
+            if layer.mask == "causal" and t > s:
+                continue
+            legs = []
+            for name, at in (("q1", s), ("k1", t), ("q2", s), ("k2", t), ("v", t)):
+                width = layer.d_value if name == "v" else layer.d_head
+                leg = _leg(getattr(layer, name), getattr(layer, f"{name}_bias"), at, n)
+                leg = leg[head * width : (head + 1) * width]
+                legs.append(leg if name == "v" else _rotation(layer, at) @ leg)
+            out = layer.o[:, head * layer.d_value : (head + 1) * layer.d_value]
+            part = np.einsum("ku,xa,xb,yc,yd,ue->kabcde", out, *legs, optimize=True)
+            tensor[rows[s]] += part / layer.d_head**2
+        if layer.o_bias is not None:
+            tensor[1:, 0, 0, 0, 0, 0] += np.tile(layer.o_bias, n)
     else:
-        down, constant = layer.down, layer.down_bias
-        if isinstance(layer, tnsim.Bilinear):
-            legs = [(layer.left, layer.left_bias), (layer.right, layer.right_bias)]
+        down, constant = np.eye(layer.d_out, dtype=int), None
+        if isinstance(layer, tnsim.Linear):
+            legs = [(layer.weight, layer.bias)]
         else:
-            legs = list(zip(layer.legs, layer.leg_biases, strict=True))
-    tensor = np.zeros((layer.d_out + 1, *(layer.d_in + 1,) * len(legs)), number_type(layer))
-    dense = [(np.asarray(w), bias) for w, bias in legs]
-    columns = [np.c_[np.zeros(len(w)) if bias is None else bias, w] for w, bias in dense]
-    letters = "abcdef"[: len(legs)]
-    terms = ",".join(f"h{letter}" for letter in letters)
-    tensor[1:] = np.einsum(f"kh,{terms}->k{letters}", np.asarray(down), *columns)
-    if constant is not None:
-        tensor[(slice(1, None), *(0,) * len(legs))] += constant
-    tensor[(0,) * tensor.ndim] = 1.0
+            down, constant = layer.down, layer.down_bias
+            if isinstance(layer, tnsim.Bilinear):
+                legs = [(layer.left, layer.left_bias), (layer.right, layer.right_bias)]
+            else:
+                legs = list(zip(layer.legs, layer.leg_biases, strict=True))
+        tensor = np.zeros((n * layer.d_out + 1, *(n * layer.d_in + 1,) * len(legs)), kind)
+        letters = "abcdef"[: len(legs)]
+        equation = f"kh,{','.join(f'h{letter}' for letter in letters)}->k{letters}"
+        for s in range(n):
+            tensor[rows[s]] = np.einsum(
+                equation, np.asarray(down), *(_leg(w, bias, s, n) for w, bias in legs)
+            )
+        if constant is not None:
+            tensor[(slice(1, None), *(0,) * len(legs))] += np.tile(constant, n)
+    tensor[(0,) * tensor.ndim] = 1
     return tensor
 
 
-def number_type(layer):
-    """Of a tensor with the weights of a layer."""
-    return np.result_type(np.float64, *jax.tree.leaves(layer))
+def _leg(weight, bias, position, n):
+    """(rows, 1 + n * d): the bias on the constant, the weight on the coordinates of one position."""
+    rows, d = weight.shape
+    leg = np.zeros((rows, 1 + n * d), np.result_type(weight, np.float64 if bias is None else bias))
+    leg[:, 0] = 0 if bias is None else bias
+    leg[:, 1 + position * d : 1 + (position + 1) * d] = np.asarray(weight)
+    return leg
+
+
+def _rotation(layer, s):
+    """R_s plane by plane, as the docstring of `Attention` has it; the identity without RoPE."""
+    turn, half = np.eye(layer.d_head), layer.d_head // 2
+    if layer.rope_base is None:
+        return turn
+    for i in range(half):
+        angle = s * layer.rope_base ** (-2 * i / layer.d_head)
+        turn[i, i] = turn[half + i, half + i] = np.cos(angle)
+        turn[half + i, i], turn[i, half + i] = np.sin(angle), -np.sin(angle)
+    return turn
 
 
 def hsic(x, y):

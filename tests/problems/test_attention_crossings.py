@@ -21,7 +21,7 @@ from oracles import (
     quadrature,
     random_gaussian,
 )
-from rational_oracle import SequenceFunction, cosine_of_sequences
+from rational_oracle import Function, cosine_of_sequences
 from sequence_cases import slow
 from sequence_oracles import (
     attention,
@@ -381,7 +381,7 @@ def test_differences_of_attention_in_fractions(size, rng):
     mean = np.array([[0.25], [-0.5]])
     for root in (np.array([[1.0, 0.0], [0.5, 0.75]]), np.array([[1.0], [-0.5]])):
         metric = tnsim.Gaussian(mean.ravel(), root @ root.T)
-        functions = SequenceFunction(b - a), SequenceFunction(c)
+        functions = Function(b - a), Function(c)
         expected = float(cosine_of_sequences(*functions, mean, root))
         assert_close(tnsim.similarity(b - a, c, metric), expected, scale=1.0, rtol=1e-11)
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import quimb.tensor as qtn
 from closeness import LARGEST, assert_close
-from oracles import bilinear
+from oracles import bilinear, dense_layer
 from refusals import refused
 from seeds import generator
 from sequence_cases import DEEP, ONE_LAYER, D, inputs, pair
-from sequence_oracles import attention, dense_sequence_layer, sequence_products
+from sequence_oracles import attention, sequence_products
 from test_networks import METRICS, meet_inner
 
 import tnsim
@@ -44,7 +44,7 @@ def test_network_is_the_dense_tensor(layers):
             .contract(output_inds=("out", *legs), optimize="greedy")
             .data
         )
-        assert_close(found, dense_sequence_layer(model.layers[0], 3)[1:], scale=LARGEST, rtol=1e-12)
+        assert_close(found, dense_layer(model.layers[0], 3)[1:], scale=LARGEST, rtol=1e-12)
 
 
 @pytest.mark.crossing
