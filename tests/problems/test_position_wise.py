@@ -13,8 +13,14 @@ MOMENTS = np.array([0.3, -0.5]), np.array([[0.8, 0.2], [0.2, 0.5]])
 EXPECTATIONS = tnsim.Gaussian(), tnsim.Gaussian(*MOMENTS), tnsim.GaussianClosure(*MOMENTS)
 TREES = tnsim.TreeSymmetric(), tnsim.Frobenius()
 CASES = [
-    *((orders, metric) for orders in ((2, 3), (3, 3), (4, 3)) for metric in EXPECTATIONS),
-    *((orders, metric) for orders in ((3, 3), (4, 4)) for metric in TREES),
+    pytest.param(orders, metric, marks=pytest.mark.slow if orders == (4, 4) else ())
+    for orders, metrics in {
+        (2, 3): EXPECTATIONS,
+        (3, 3): (*TREES, *EXPECTATIONS),
+        (4, 3): EXPECTATIONS,
+        (4, 4): TREES,
+    }.items()
+    for metric in metrics
 ]
 
 
