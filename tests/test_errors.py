@@ -131,6 +131,10 @@ def test_metrics_that_do_not_fit(rng):
             tnsim.TooLarge,
         ):
             verb(four, four)
+    legs = rng.normal(size=(3, 2, 3))
+    cubic = tnsim.Model([tnsim.Multilinear(legs, np.ones((2, 2)), np.ones((3, 2)))])
+    with refused("in pairs, and models of degrees 4 and 3 have an odd number", tnsim.TooLarge):
+        tnsim.inner(a, cubic)
 
 
 def test_rows_of_unequal_length_are_no_moments():
