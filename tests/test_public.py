@@ -4,12 +4,10 @@ import ast
 import copy
 import dataclasses
 import html.parser
-import inspect
 import itertools
 import json
 import pickle
 import re
-import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -93,12 +91,6 @@ for attempt in (
         assert said in line
 
 
-def test_types_are_shipped():
-    project = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())
-    assert project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] == ["tnsim"]
-    assert (ROOT / "py.typed").exists() and (ROOT / "__init__.pyi").exists()
-
-
 @pytest.mark.parametrize("dtype", ["float32", "f4", np.float32, np.dtype("float32"), jnp.float32])
 def test_a_precision_is_what_numpy_takes(dtype, rng):
     a, b = (tnsim.Model([bilinear(rng, 3, 4, 2)]) for _ in range(2))
@@ -128,14 +120,6 @@ def test_an_estimate_answers_by_any_route(rng):
             }
             routes.append(plan.route)
     assert routes == ["contractions", "contractions", "data", "data"]
-
-
-def test_a_session_of_ones_own(rng):
-    a, b = (tnsim.Model([bilinear(rng, 3, 4, 2)]) for _ in range(2))
-    with tnsim.using(tnsim.Session()) as own:
-        assert tnsim.session() is own
-        assert tnsim.similarity(a, b) == tnsim.similarity(a, b)
-    assert tnsim.session() is not own
 
 
 def test_the_metric_follows_the_models(rng):
@@ -388,16 +372,6 @@ def test_what_is_no_metric_is_refused(rng):
     for wrong in ("gauss", "empirical", tnsim.Gaussian, None, a):
         with refused(r"expected a metric such as tnsim.Gaussian\(\)"):
             tnsim.similarity(a, a, wrong)
-
-
-def test_layers_answer_their_protocol(rng):
-    """Every public name that the protocol asks for, on every kind of layer."""
-    asked = {name for name in vars(tnsim.models.protocol.Layer) if not name.startswith("_")} | {
-        "__call__"
-    }
-    assert asked == {"order", "d_in", "d_out", "__call__"}
-    for kind in (tnsim.Linear, tnsim.Bilinear, tnsim.Attention, tnsim.Residual):
-        assert all(inspect.getattr_static(kind, name) for name in asked)
 
 
 class Held:

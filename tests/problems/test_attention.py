@@ -1,12 +1,11 @@
 """Models of sequences: every layer kind under every metric against quadrature and dense tensors, at two or three positions.
 
-Correctness is the plan's, so nothing is compiled here but what `test_jax_agrees` needs.
+Nothing is compiled.
 """
 
 import dataclasses
 import itertools
 
-import backends
 import numpy as np
 import pytest
 from closeness import LARGEST, assert_close
@@ -184,21 +183,6 @@ def test_categorical_refuses():
         tnsim.inner(*[tnsim.Model([linear(rng, 3, 2)])] * 2, tnsim.Categorical())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("layers", ["attention and bilinear", "bilinear, then attention"])
-def test_small_deep_models_are_exact(layers):
-    """Twenty legs over flattened sequences, biases and skips included, against quadrature of degree-20 products."""
-    a, b = pair(DEEP[layers], 2)
-    metric = tnsim.Gaussian(np.array([0.3]), np.array([0.8]))
-    expected = sequence_products(a, b, metric)
-    found = tnsim.inner(a, b, metric)
-    assert_close(found, expected.sum())
-    assert found.exact
-    norms = [sequence_products(m, m, metric) for m in (a, b)]
-    assert_close(tnsim.slices(a, b, metric), expected / np.sqrt(norms[0] * norms[1]), scale=1.0)
-    assert tnsim.similarity(a, b, tnsim.Symmetric()) < 1.0
-
-
 def test_constants_are_not_gaussian():
     """f(x) = x written with attention: q and k are the constant 1. E|f|^2 = 2; taking the constant for a Gaussian gives 210."""
     ones, zero = np.ones(1), np.zeros((1, 2))
@@ -236,35 +220,6 @@ def test_symmetries_leave_the_similarity_at_one():
                 rtol=1e-12,
             )
     assert tnsim.similarity(model, tnsim.Model([swapped], n_ctx=3), tnsim.Frobenius()) < 0.99
-
-
-@pytest.mark.slow
-def test_deep_attention_grows_without_overflow():
-    rng = generator(6)
-    layers = [attention(rng, 4, 2, 2, 2, 4, rope_base=None) for _ in range(4)]
-    model = tnsim.Model(layers, n_ctx=2)
-    for metric in (tnsim.TreeSymmetric(), tnsim.GaussianClosure()):
-        sign, log = tnsim.log_inner(model, 2.0 * model, metric)
-        assert sign == 1
-        assert np.isfinite(log)
-
-
-@pytest.mark.full
-@pytest.mark.slow
-@backends.compiled
-def test_jax_agrees():
-    a, b = pair(ONE_LAYER["transformer"], 2)
-    metric = tnsim.Gaussian()
-    plan = tnsim.plan(a, b, metric)
-    assert plan.exact
-    assert plan.contraction.contractions > 100
-    assert_close(tnsim.inner(a, b, metric), sequence_products(a, b, metric).sum(), rtol=1e-10)
-    assert_close(
-        tnsim.inner(a, b, metric, dtype="float32"),
-        sequence_products(a, b, metric).sum(),
-        rtol=1e-4,
-        limited_by="float32",
-    )
 
 
 def test_what_cannot_be_compared_says_so():

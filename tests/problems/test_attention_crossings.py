@@ -403,16 +403,19 @@ DEEP = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.sampled(quick=0, slow=1)
 @pytest.mark.parametrize("case", DEEP)
-def test_deep_attention_by_diagrams(case, rng):
+def test_deep_attention_by_diagrams(case, rng, diagrams):
     """Twenty legs of both models joined over a mean and a covariance of all positions."""
     a, b = pair(DEEP[case], rng)
     metric = over_positions(rng, tnsim.Gaussian, a.d_in)
-    expected, *norms = (sequence_products(x, y, metric).sum() for x, y in ((a, b), (a, a), (b, b)))
+    expected, *norms = (sequence_products(x, y, metric) for x, y in ((a, b), (a, a), (b, b)))
     found = tnsim.inner(a, b, metric)
-    assert found.exact
-    assert_close(found, expected, scale=np.sqrt(norms[0] * norms[1]), rtol=1e-11)
+    assert found.exact and found.route == "contractions"
+    scale = np.sqrt(norms[0].sum() * norms[1].sum())
+    assert_close(found, expected.sum(), scale=scale, rtol=1e-11)
+    slices = tnsim.slices(a, b, metric)
+    assert_close(slices, expected / np.sqrt(norms[0] * norms[1]), scale=1.0, rtol=1e-11)
 
 
 # ------------------------------------------------------------------------------------- paths
