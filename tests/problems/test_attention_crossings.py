@@ -15,8 +15,6 @@ import pytest
 from closeness import LARGEST, assert_close
 from oracles import (
     bilinear,
-    dense_product,
-    expected_products,
     linear,
     quadrature,
     random_gaussian,
@@ -114,11 +112,10 @@ def products_under(metric):
 
     def products(a, b):
         if isinstance(metric, (tnsim.TreeSymmetric, tnsim.Frobenius)):
-            dense = dense_product if a.n_ctx is None else dense_tree_product
-            return dense(a, b, isinstance(metric, tnsim.TreeSymmetric))
+            return dense_tree_product(a, b, isinstance(metric, tnsim.TreeSymmetric))
         if isinstance(metric, tnsim.GaussianClosure):
             return sequence_closure(a, b, metric)
-        return (expected_products if a.n_ctx is None else sequence_products)(a, b, metric)
+        return sequence_products(a, b, metric)
 
     return products
 
@@ -141,54 +138,44 @@ METRICS = {
 }
 
 
-@pytest.mark.sampled(quick=0, slow=1)
-@pytest.mark.parametrize("metric", ["tree", "gaussian", "frobenius"])
-@pytest.mark.parametrize("case", ONE)
-def test_gradients(case, metric, rng):
-    """Of a similarity, in one model."""
-    a, b = pair(ONE[case], rng)
-    metric = METRICS[metric](rng, 2)
-    products = products_under(metric)
-    agrees(
-        lambda model: tnsim.similarity(model, b, metric),
-        lambda model: cosine(products, model, b),
-        a,
-        rng,
-    )
+def three_legs(g):
+    """A product of three maps, of which one has no bias, beside a skip."""
+    legs, biases = g.normal(size=(3, 3, 2)), [g.normal(size=3), None, g.normal(size=3)]
+    layer = tnsim.Multilinear(legs, g.normal(size=(2, 3)), biases, g.normal(size=2))
+    return [tnsim.Residual(layer, 0.5, 0.7)]
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("metric", ["tree", "frobenius", "gaussian"])
-@pytest.mark.parametrize("case", ONE)
-def test_gradients_of_slices(case, metric, rng):
-    """Of one output, in both models at once."""
-    models = pair(ONE[case], rng)
-    metric = METRICS[metric](rng, 2)
-    products = products_under(metric)
-    agrees(
-        lambda both: tnsim.slices(*both, metric)[0],
-        lambda both: cosine(lambda *both: products(*both)[0], *both),
-        models,
-        rng,
-    )
+# verb -> its number, and the number of two models by their inner products
+DIFFERENTIATED = {
+    "similarity": (tnsim.similarity, cosine),
+    "slices": (
+        lambda *ask: tnsim.slices(*ask)[0],
+        lambda products, *both: cosine(lambda *pair: products(*pair)[0], *both),
+    ),
+    "log_inner": (
+        lambda *ask: tnsim.log_inner(*ask).log,
+        lambda products, *both: log_size(products(*both).sum()),
+    ),
+}
+ONE_LAYER = ONE | {"three legs": three_legs}
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("metric", ["tree", "frobenius", "closure"])
-@pytest.mark.parametrize("case", TWO)
-def test_gradients_of_two_layers(case, metric, rng):
-    models = pair(TWO[case], rng)
-    metric = METRICS[metric](rng, 1)
-    products = products_under(metric)
+@pytest.mark.sampled(quick=0, slow=5)
+@pytest.mark.parametrize(
+    "case, verb, metric",
+    [
+        *itertools.product(ONE_LAYER, ["similarity", "slices"], ["tree", "frobenius", "gaussian"]),
+        *itertools.product(TWO, ["similarity", "log_inner"], ["tree", "frobenius", "closure"]),
+    ],
+)
+def test_gradients(case, verb, metric, rng):
+    """In both models at once."""
+    models = pair((ONE_LAYER | TWO)[case], rng)
+    metric = METRICS[metric](rng, models[0].d_in)
+    value, expected = DIFFERENTIATED[verb]
     agrees(
-        lambda both: tnsim.similarity(*both, metric),
-        lambda both: cosine(products, *both),
-        models,
-        rng,
-    )
-    agrees(
-        lambda both: tnsim.log_inner(*both, metric).log,
-        lambda both: log_size(products(*both).sum()),
+        lambda both: value(*both, metric),
+        lambda both: expected(products_under(metric), *both),
         models,
         rng,
     )
@@ -237,25 +224,6 @@ def test_gradients_over_tokens(metric, rng):
     def products(a, b):
         return np.einsum("p,psk->k", weights, a(x) * b(x))
 
-    agrees(
-        lambda both: tnsim.similarity(*both, metric),
-        lambda both: cosine(products, *both),
-        models,
-        rng,
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("metric", ["tree", "frobenius", "gaussian"])
-def test_gradients_of_three_legs(metric, rng):
-    """Of `Multilinear` layers, biases and a skip among them."""
-    arrays = [[rng.normal(size=(3, 2)) for _ in range(3)] for _ in range(2)]
-    biases = [rng.normal(size=3), None, rng.normal(size=3)]
-    first = tnsim.Multilinear(arrays[0], rng.normal(size=(2, 3)), biases, rng.normal(size=2))
-    second = tnsim.Multilinear(arrays[1], rng.normal(size=(2, 3)))
-    models = tnsim.Model([tnsim.Residual(first, 0.5, 0.7)]), tnsim.Model([second])
-    metric = METRICS[metric](rng, 1)  # two positions of one coordinate are two coordinates
-    products = products_under(metric)
     agrees(
         lambda both: tnsim.similarity(*both, metric),
         lambda both: cosine(products, *both),
