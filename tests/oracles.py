@@ -19,6 +19,16 @@ def bilinear(rng, d_in, rank, d_out, biases=False):
     return tnsim.Bilinear(*(rng.normal(size=s) for s in shapes))
 
 
+def multilinear(rng, order, d_in, rank, d_out, biases=False):
+    legs, down = (
+        [rng.normal(size=(rank, d_in)) for _ in range(order)],
+        rng.normal(size=(d_out, rank)),
+    )
+    if not biases:
+        return tnsim.Multilinear(legs, down)
+    return tnsim.Multilinear(legs, down, rng.normal(size=(order, rank)), rng.normal(size=d_out))
+
+
 def linear(rng, d_in, d_out, bias=False):
     return tnsim.Linear(rng.normal(size=(d_out, d_in)), rng.normal(size=d_out) if bias else None)
 
@@ -43,6 +53,10 @@ def moved(rng, model, size):
         return x * (1 + size * rng.normal(size=x.shape)) if np.ndim(x) else x
 
     return jax.tree.map(move, model)
+
+
+def in_dtype(model, dtype):
+    return jax.tree.map(lambda x: np.asarray(x, dtype) if np.ndim(x) else x, model)
 
 
 def random_gaussian(rng, d):

@@ -208,16 +208,7 @@ def test_squares_that_leave_the_range_of_floats_are_refused(rng):
 
 
 def test_one_model_under_two_metrics(rng):
-    a, b = (
-        tnsim.Model(
-            [
-                tnsim.Linear(rng.normal(size=(5, 3)), rng.normal(size=5)),
-                tnsim.Elementwise("relu"),
-                tnsim.Linear(rng.normal(size=(2, 5))),
-            ]
-        )
-        for _ in range(2)
-    )
+    a, b = (mlp(rng, "relu", inputs=3) for _ in range(2))
     metrics = tnsim.Gaussian(), tnsim.Gaussian(np.array([1.0, -2.0, 0.5]))
     found = [float(tnsim.similarity(a, b, metric)) for metric in metrics]
     for metric, value in zip(metrics, found, strict=True):

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 from closeness import LARGEST, assert_close
-from oracles import bilinear, expected_products, linear, slope_of
+from oracles import bilinear, expected_products, linear, quadrature, slope_of
 from refusals import refused
 from sequence_oracles import attention
 
@@ -464,9 +464,7 @@ def test_six_layers_of_two_inputs(rng):
     """Degree 64: against a rule of NumPy's."""
     a, b = (tnsim.Model([bilinear(rng, 2, 3, 2, True) for _ in range(6)]) for _ in range(2))
     value = tnsim.similarity(a, b)
-    nodes, weights = np.polynomial.hermite_e.hermegauss(70)
-    x = np.array(list(itertools.product(nodes, repeat=2)))
-    w = np.outer(weights, weights).ravel() / weights.sum() ** 2
+    x, w = quadrature(70, np.zeros(2), np.eye(2))
     assert_close(value, cosine(a(x), b(x), w), scale=1.0, rtol=1e-10)
     assert value.exact and value.route == "quadrature"
 

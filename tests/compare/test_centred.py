@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from closeness import assert_close
 from commands import command, told
-from oracles import bilinear, linear, quadrature
+from oracles import bilinear, linear, multilinear, quadrature
 from refusals import refused
 from seeds import generator
 from sequence_cases import slow
@@ -310,18 +310,12 @@ def test_means_of_sequences_and_of_draws():
     assert tnsim.similarity(*models, tnsim.Symmetric()).mean_share is None  # which has no inputs
 
 
-def cubic(rng, d, rank):
-    legs = [rng.normal(size=(rank, d)) for _ in range(3)]
-    biases = [rng.normal(size=rank) for _ in legs]
-    return tnsim.Multilinear(legs, rng.normal(size=(d, rank)), biases)
-
-
 POLYNOMIALS = {
     "linear": lambda rng: [linear(rng, 3, 2, bias=True)],
     "bilinear": lambda rng: [bilinear(rng, 3, 4, 2)],
     "biased": lambda rng: [linear(rng, 3, 3, bias=True), bilinear(rng, 3, 4, 3, True)],
     "skip": lambda rng: [tnsim.Residual(bilinear(rng, 3, 4, 3, True)), linear(rng, 3, 2)],
-    "cubic": lambda rng: [cubic(rng, 3, 4)],
+    "cubic": lambda rng: [multilinear(rng, 3, 3, 4, 3, True)],
     "two layers": lambda rng: [bilinear(rng, 3, 4, 2, True), bilinear(rng, 2, 4, 2)],
     "six coordinates": lambda rng: [bilinear(rng, 3, 9, 6, True), bilinear(rng, 6, 9, 2)],
     "three layers": lambda rng: [bilinear(rng, n, 4, 2, True) for n in (3, 2, 2)],

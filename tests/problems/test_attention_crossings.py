@@ -15,6 +15,7 @@ import pytest
 from closeness import LARGEST, assert_close
 from oracles import (
     bilinear,
+    in_dtype,
     linear,
     quadrature,
     random_gaussian,
@@ -243,10 +244,6 @@ def agrees_in_units(found, expected, dtype, scale):
     """float32 has seven digits, and its cosines were seen to differ by up to 7e-7."""
     rtol, reason = {"float32": (3e-5, "float32"), "float64": (1e-12, None)}[dtype]
     assert_close(found, expected, scale=scale, rtol=rtol, limited_by=reason)
-
-
-def in_dtype(model, dtype):
-    return jax.tree.map(lambda x: np.asarray(x, dtype) if np.ndim(x) else x, model)
 
 
 @pytest.mark.slow

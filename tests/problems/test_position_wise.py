@@ -5,6 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 from closeness import assert_close
+from oracles import multilinear
 from sequence_oracles import dense_tree_product, sequence_products
 
 import tnsim
@@ -26,11 +27,8 @@ CASES = [
 
 def model(rng, order, constants):
     """A product of legs, with biases and a skip or without."""
-    legs, down = rng.normal(size=(order, 3, 2)), rng.normal(size=(2, 3))
-    if not constants:
-        return tnsim.Model([tnsim.Multilinear(legs, down)], n_ctx=2)
-    layer = tnsim.Multilinear(legs, down, rng.normal(size=(order, 3)), rng.normal(size=2))
-    return tnsim.Model([tnsim.Residual(layer, 0.7, 0.4)], n_ctx=2)
+    layer = multilinear(rng, order, 2, 3, 2, constants)
+    return tnsim.Model([tnsim.Residual(layer, 0.7, 0.4) if constants else layer], n_ctx=2)
 
 
 @pytest.mark.crossing
