@@ -123,6 +123,22 @@ def pair(make, rng):
     return tuple(tnsim.Model(layers) for layers in make(rng))
 
 
+def in_basis(matrices, basis, inverse):
+    """Two bilinear layers with another basis between them, which is the same function."""
+    left, right, down, other_left, other_right, last = matrices
+    second = tnsim.Bilinear(other_left @ inverse, other_right @ inverse, last)
+    return tnsim.Model([tnsim.Bilinear(left, right, basis @ down), second])
+
+
+def skewed(rng, condition):
+    """The matrices of two bilinear layers, and a hidden basis of a condition with its inverse."""
+    shapes = (9, 4), (9, 4), (4, 9), (9, 4), (9, 4), (2, 9)
+    matrices = [rng.normal(size=shape) for shape in shapes]
+    left, right = (np.linalg.qr(rng.normal(size=(4, 4)))[0] for _ in range(2))
+    sizes = np.geomspace(1, condition, 4)
+    return matrices, left * sizes @ right, right.T / sizes @ left.T
+
+
 def cancelling_copies(rng):
     """A bilinear model, and copies in float32 with two more units of a size, which nearly undo each other."""
     left, right, down = rng.normal(size=(4, 3)), rng.normal(size=(4, 3)), rng.normal(size=(2, 4))

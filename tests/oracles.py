@@ -218,7 +218,7 @@ def dense_layer(layer, n=1):
         if constant is not None:
             tensor[(slice(1, None), *(0,) * len(legs))] += np.tile(constant, n)
     tensor[(0,) * tensor.ndim] = 1
-    return tensor
+    return tensor + 0 * np.ravel(jax.tree.leaves(layer)[0])[0]  # no 1 or 0 is a plain integer
 
 
 def _leg(weight, bias, position, n):
