@@ -116,10 +116,7 @@ def unit_moments(one, two, mean, cov):
 def beside(one, two):
     """Two maps of the states of the two models as one."""
     return np.block(
-        [
-            [one, np.zeros((len(one), two.shape[1]))],
-            [np.zeros((len(two), one.shape[1])), two],
-        ]
+        [[one, np.zeros((len(one), two.shape[1]))], [np.zeros((len(two), one.shape[1])), two]]
     )
 
 

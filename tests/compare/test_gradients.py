@@ -188,10 +188,7 @@ def test_sums_with_traced_coefficients(weights, never_traced, rng):
 
 SUMS = {
     "plans": (lambda arrays: tnsim.Model([tnsim.Bilinear(*arrays)]), tnsim.Gaussian()),
-    "points": (
-        lambda arrays: tnsim.Model([tnsim.Bilinear(*arrays)]),
-        tnsim.Empirical(np.eye(3)),
-    ),
+    "points": (lambda arrays: tnsim.Model([tnsim.Bilinear(*arrays)]), tnsim.Empirical(np.eye(3))),
     "kernels": (
         lambda arrays: tnsim.Model([tnsim.Linear(arrays[0]), tnsim.Elementwise("relu")]),
         tnsim.Gaussian(),

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from closeness import assert_close
 from oracles import bilinear
+from processes import python
 from refusals import refused
 
 import tnsim
@@ -91,12 +92,7 @@ def test_version_1_also_where_a_container_sees_the_path_of_its_host(tmp_path, ma
 
 
 @pytest.mark.parametrize(
-    "texts",
-    [
-        {},
-        {"self/cgroup": "nonsense\n"},
-        {"self/cgroup": "0::/../..\n"},
-    ],
+    "texts", [{}, {"self/cgroup": "nonsense\n"}, {"self/cgroup": "0::/../..\n"}]
 )
 def test_what_says_nothing_is_passed_over(tmp_path, texts, monkeypatch):
     """As where the system has no control groups, and does not tell of its memory."""
@@ -283,11 +279,7 @@ def limited(setup: str, verb: str, room: int, tier: str = "auto") -> dict[str, s
     only waits meets the limit of the clock.
     """
     code = LIMITED.format(setup=setup, verb=verb, room=room, tier=tier)
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=200
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    return dict(line.split(" ", 1) for line in python(code)[0].splitlines())
 
 
 @pytest.mark.slow
@@ -375,9 +367,7 @@ for name in sys.argv[2:]:
 )
 def test_too_little_address_space_to_compile_is_told(mebibytes):
     """XLA would end the process. Forward passes of few multiplications need no compiler."""
-    command = [sys.executable, "-c", LITTLE, str(mebibytes), "similarity", "closure", "pairwise"]
-    done = subprocess.run([*command, "empirical"], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
-    *refused, answered = done.stdout.splitlines()
+    verbs = "similarity", "closure", "pairwise", "empirical"
+    *refused, answered = python(LITTLE, mebibytes, *verbs)[0].splitlines()
     assert len(refused) == 3 and all("compiling takes" in line for line in refused)
     assert -1 <= float(answered.split()[1]) <= 1

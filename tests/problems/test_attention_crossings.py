@@ -13,13 +13,7 @@ import jax
 import numpy as np
 import pytest
 from closeness import LARGEST, assert_close
-from oracles import (
-    bilinear,
-    in_dtype,
-    linear,
-    quadrature,
-    random_gaussian,
-)
+from oracles import bilinear, in_dtype, linear, quadrature, random_gaussian
 from rational_oracle import Function, cosine_of_sequences
 from sequence_cases import slow
 from sequence_oracles import (
@@ -45,9 +39,7 @@ def bare(layer, *names):
 
 # attention in every setting, between other layers: rng -> layers from two coordinates to two
 ONE = {
-    "rotation, some biases": lambda g: [
-        bare(attention(g, 2, 1, 2, 2, 2, True), "k1", "v", "o"),
-    ],
+    "rotation, some biases": lambda g: [bare(attention(g, 2, 1, 2, 2, 2, True), "k1", "v", "o")],
     "biases, no rotation, no mask": lambda g: [
         tnsim.Residual(attention(g, 2, 2, 1, 1, 2, True, rope_base=None, mask="none"), 0.7, 0.35),
         linear(g, 2, 2, True),
