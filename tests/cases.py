@@ -82,6 +82,10 @@ DEEP["sparse two"] = lambda g: (
     [thinned(g, bilinear(g, D, 5, 4)), thinned(g, bilinear(g, 4, 4, 3)), linear(g, 3, 2)],
 )
 UNEVEN = {  # different numbers of nonlinear layers: no tree metric, but functions all the same
+    "one over none": lambda g: (  # of odd and of even order, so that means matter
+        [linear(g, D, 4), linear(g, 4, 2, True)],
+        [linear(g, D, 3), bilinear(g, D, 5, 2, True)],
+    ),
     "two over one": lambda g: (
         [bilinear(g, D, 3, 2), bilinear(g, 2, 3, 2)],
         [bilinear(g, D, 4, 2)],

@@ -63,14 +63,6 @@ def test_compiled_slices_and_logarithms_are_those_of_the_plain_call(metric, case
     assert_close(log, tnsim.log_inner(a, b, METRICS[metric]), scale=1.0, rtol=1e-11)
 
 
-@pytest.mark.slow
-def test_traced_in_float32_by_default(rng):
-    a, b = cases.pair(cases.SHALLOW["bilinear"], rng)
-    value = jax.jit(tnsim.similarity)(a, b)
-    assert value.dtype == jnp.float32
-    assert_close(value, tnsim.similarity(a, b), scale=1.0, rtol=1e-5, limited_by="float32")
-
-
 STRICT = {
     "linear": lambda rng: [linear(rng, 3, 2, bias=True)],
     "bilinear": lambda rng: [bilinear(rng, 3, 4, 2, biases=True)],
