@@ -353,13 +353,6 @@ def test_gradients_against_differences(case, rng):
     assert_gradient_is_slope(lambda model: tnsim.similarity(model, b, metric), a, rng)
 
 
-@pytest.mark.slow
-def test_gradients_in_the_coordinates_of_one_root(rng):
-    """A root of the covariance is unique but for a rotation, and both models read one."""
-    metric, a, b = gaussian(rng), mlp(rng, "relu"), mlp(rng, "relu")
-    assert_gradient_is_slope(lambda model: tnsim.similarity(model, b, metric), a, rng)
-
-
 @pytest.mark.full
 def test_gradients_of_sums_in_blocks_against_differences(rng, monkeypatch):
     """A model on both sides, and kernels of several blocks of rows."""

@@ -12,6 +12,7 @@ from closeness import assert_close
 from forced import OF_RUNS, take
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import moved
 
 import tnsim
 
@@ -71,12 +72,7 @@ def model(seed, depth, kinds, weights, biases, spread, n_ctx=None):
 
 def near(a, seed):
     """The same layers with every weight changed by a third of itself."""
-    rng = np.random.default_rng(seed)
-
-    def moved(x):
-        return x * (1 + 0.3 * rng.normal(size=np.shape(x))) if np.ndim(x) else x
-
-    return jax.tree.map(moved, a)
+    return moved(np.random.default_rng(seed), a, 0.3)
 
 
 def rounding(a, dtype):
