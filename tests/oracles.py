@@ -89,33 +89,43 @@ def _root(cov):
     return root + 1j * (slope - root @ inverse @ slope / 2)
 
 
-def moments_of(metric, d):
-    mean = np.zeros(d) if metric.mean is None else np.asarray(metric.mean)
-    cov = np.eye(d) if metric.cov is None else np.asarray(metric.cov)
-    return mean, np.diag(cov) if cov.ndim == 1 else cov
+def moments_of(metric, d, n=1):
+    """Mean and covariance over all n * d coordinates of n positions, from the shapes a user may give."""
+    mean = np.zeros(n * d) if metric.mean is None else np.asarray(metric.mean)
+    mean = np.tile(mean, n) if mean.shape == (d,) and n > 1 else mean.reshape(n * d)
+    cov = np.eye(n * d) if metric.cov is None else np.asarray(metric.cov)
+    cov = np.diag(cov) if cov.ndim == 1 else cov
+    return mean, np.kron(np.eye(n), cov) if len(cov) == d else cov
 
 
 def expected_products(a, b, metric):
-    """E[a_k(x) b_k(x)] per output, from forward passes at quadrature points."""
-    x, w = quadrature(max(a.degree, b.degree) + 1, *moments_of(metric, a.d_in))
-    return w @ (a(x) * b(x))
+    """E[a_k(x) b_k(x)] per output, added up over positions, from forward passes at quadrature points."""
+    n = a.n_ctx or 1
+    x, w = quadrature((a.degree + b.degree) // 2 + 1, *moments_of(metric, a.d_in, n))
+    x = x if a.n_ctx is None else x.reshape(-1, n, a.d_in)
+    return w @ (a(x) * b(x)).reshape(len(x), n, -1).sum(axis=1)
 
 
 def closure_products(a, b, metric):
     """The closure by brute force: after each layer, the joint Gaussian of both hidden states, moments by quadrature.
 
-    Models of equal depth; every layer is one step of both.
+    Models of equal depth; every layer is one step of both. The states are those of all positions.
     """
-    mean, cov = moments_of(metric, a.d_in)
+    n = a.n_ctx or 1
+    mean, cov = moments_of(metric, a.d_in, n)
     mean, cov = np.concatenate([mean, mean]), np.block([[cov, cov], [cov, cov]])
-    width = a.d_in
     for p, q in zip(a.layers, b.layers, strict=True):
-        x, w = quadrature(3, mean, cov)
-        out = np.concatenate([p(x[:, :width]), q(x[:, width:])], axis=1)
+        x, w = quadrature(max(p.order, q.order) + 1, mean, cov)
+        states = x[:, : n * p.d_in], x[:, n * p.d_in :]
+        if a.n_ctx is not None:
+            states = [part.reshape(len(x), n, -1) for part in states]
+        outputs = [layer(part) for layer, part in zip((p, q), states, strict=True)]
+        out = np.concatenate([part.reshape(len(x), -1) for part in outputs], axis=1)
         mean = w @ out
         second = (w[:, None] * out).T @ out
-        cov, width = second - np.outer(mean, mean), p.d_out
-    return np.diag(second[:width, width:])
+        cov = second - np.outer(mean, mean)
+    width = n * a.d_out
+    return np.diag(second[:width, width:]).reshape(n, -1).sum(axis=0)
 
 
 def dense_tensor(model, symmetrised):

@@ -1,7 +1,7 @@
-"""Slow, plain oracles for models of sequences: forward passes at quadrature points, dense layer tensors (NumPy only)."""
+"""Attention layers of random weights, and products of their dense tensors layer over layer (NumPy only)."""
 
 import numpy as np
-from oracles import dense_layer, quadrature, symmetric_part
+from oracles import dense_layer, symmetric_part
 
 import tnsim
 
@@ -25,44 +25,6 @@ def linear_attention(rng, d_in, heads, d_head, d_value, d_out, biases=False, **o
         **names, **{"scores": 1, "score_power": 0.5, "n_heads": heads} | options
     )
     return tnsim.from_state_dict(state, tnsim.Dialect("linear attention", (rule,))).layers[0]
-
-
-def sequence_moments(metric, n, d):
-    """Mean and covariance over all n * d coordinates, from the shapes a user may give."""
-    mean = np.zeros(n * d) if metric.mean is None else np.asarray(metric.mean)
-    mean = np.tile(mean, n) if mean.shape == (d,) and n > 1 else mean.reshape(n * d)
-    cov = np.eye(n * d) if metric.cov is None else np.asarray(metric.cov)
-    cov = np.diag(cov) if cov.ndim == 1 else cov
-    return mean, np.kron(np.eye(n), cov) if len(cov) == d else cov
-
-
-def sequence_products(a, b, metric):
-    """E sum_s a[s, k] b[s, k] per output k, from forward passes at quadrature points."""
-    points, weights = quadrature(
-        (a.degree + b.degree) // 2 + 1, *sequence_moments(metric, a.n_ctx, a.d_in)
-    )
-    x = points.reshape(-1, a.n_ctx, a.d_in)
-    return np.einsum("p,psk->k", weights, a(x) * b(x))
-
-
-def sequence_closure(a, b, metric):
-    """The closure by brute force: the joint Gaussian of both states over all positions, moments by quadrature."""
-    n = a.n_ctx
-    mean, cov = sequence_moments(metric, n, a.d_in)
-    mean, cov = np.concatenate([mean, mean]), np.block([[cov, cov], [cov, cov]])
-    for p, q in zip(a.layers, b.layers, strict=True):
-        x, w = quadrature(max(p.order, q.order) + 1, mean, cov)
-        half = n * p.d_in
-        out = [
-            layer(part.reshape(-1, n, layer.d_in)).reshape(len(x), -1)
-            for layer, part in ((p, x[:, :half]), (q, x[:, half:]))
-        ]
-        out = np.concatenate(out, axis=1)
-        mean = w @ out
-        second = (w[:, None] * out).T @ out
-        cov = second - np.outer(mean, mean)
-    width = n * a.d_out
-    return np.diag(second[:width, width:]).reshape(n, -1).sum(axis=0)
 
 
 def dense_tree_product(a, b, symmetrised):

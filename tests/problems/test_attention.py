@@ -9,18 +9,12 @@ import itertools
 import numpy as np
 import pytest
 from closeness import LARGEST, assert_close
-from oracles import bilinear, linear
+from oracles import bilinear, closure_products, expected_products, linear
 from rational_oracle import layer_forward, rational
 from refusals import refused
 from seeds import generator
 from sequence_cases import DEEP, ONE_LAYER, D, inputs, pair
-from sequence_oracles import (
-    attention,
-    dense_tree_product,
-    linear_attention,
-    sequence_closure,
-    sequence_products,
-)
+from sequence_oracles import attention, dense_tree_product, linear_attention
 
 import tnsim
 
@@ -42,7 +36,7 @@ def test_forward_pass_is_the_formula(rope_base, mask, rng):
 def test_one_nonlinear_layer_is_exact(layers, form):
     a, b = pair(ONE_LAYER[layers], 2)
     metric = tnsim.Gaussian(*inputs(generator(3), 2, D)[form])
-    expected = [sequence_products(x, y, metric) for x, y in ((a, b), (a, a), (b, b))]
+    expected = [expected_products(x, y, metric) for x, y in ((a, b), (a, a), (b, b))]
     found = tnsim.inner(a, b, metric)
     scale = np.sqrt(expected[1].sum() * expected[2].sum())
     assert_close(found, expected[0].sum(), scale=scale, rtol=1e-10)
@@ -67,7 +61,7 @@ def test_three_positions():
         )
     )
     metric = tnsim.Gaussian(np.array([0.5]), np.array([[0.7]]))
-    assert_close(tnsim.inner(a, b, metric), sequence_products(a, b, metric).sum(), rtol=1e-10)
+    assert_close(tnsim.inner(a, b, metric), expected_products(a, b, metric).sum(), rtol=1e-10)
 
 
 @pytest.mark.sampled(quick=0, slow=2)
@@ -76,7 +70,7 @@ def test_three_positions():
 def test_closure_is_the_joint_gaussian_layer_by_layer(layers, form):
     a, b = pair(DEEP[layers], 2)
     metric = tnsim.GaussianClosure(*inputs(generator(4), 2, 1)[form])
-    expected = sequence_closure(a, b, metric)
+    expected = closure_products(a, b, metric)
     found = tnsim.inner(a, b, metric)
     assert_close(found, expected.sum())
     assert not found.exact

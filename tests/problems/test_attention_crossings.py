@@ -13,16 +13,19 @@ import jax
 import numpy as np
 import pytest
 from closeness import LARGEST, assert_close
-from oracles import bilinear, in_dtype, linear, quadrature, random_gaussian
+from oracles import (
+    bilinear,
+    closure_products,
+    expected_products,
+    in_dtype,
+    linear,
+    moments_of,
+    quadrature,
+    random_gaussian,
+)
 from rational_oracle import Function, cosine_of_sequences
 from sequence_cases import slow
-from sequence_oracles import (
-    attention,
-    dense_tree_product,
-    sequence_closure,
-    sequence_moments,
-    sequence_products,
-)
+from sequence_oracles import attention, dense_tree_product
 
 import tnsim
 import tnsim.models.components
@@ -107,8 +110,8 @@ def products_under(metric):
         if isinstance(metric, (tnsim.TreeSymmetric, tnsim.Frobenius)):
             return dense_tree_product(a, b, isinstance(metric, tnsim.TreeSymmetric))
         if isinstance(metric, tnsim.GaussianClosure):
-            return sequence_closure(a, b, metric)
-        return sequence_products(a, b, metric)
+            return closure_products(a, b, metric)
+        return expected_products(a, b, metric)
 
     return products
 
@@ -319,7 +322,7 @@ def test_pairs_over_dependent_positions(case, metric, rng):
     a, b = pair(ONE[case], rng)
     metric = METRICS[metric](rng, 2)
     models = [a, b, a - 0.5 * b]
-    points, weights = quadrature(6, *sequence_moments(metric, N, 2))
+    points, weights = quadrature(6, *moments_of(metric, 2, N))
     values = [model(points.reshape(-1, N, 2)) for model in models]
     gram = np.array([[np.einsum("p,psk,psk->", weights, x, y) for y in values] for x in values])
     norms = np.sqrt(np.diag(gram))
@@ -366,7 +369,7 @@ def test_deep_attention_by_diagrams(case, rng, diagrams):
     """Twenty legs of both models joined over a mean and a covariance of all positions."""
     a, b = pair(DEEP[case], rng)
     metric = over_positions(rng, tnsim.Gaussian, a.d_in)
-    expected, *norms = (sequence_products(x, y, metric) for x, y in ((a, b), (a, a), (b, b)))
+    expected, *norms = (expected_products(x, y, metric) for x, y in ((a, b), (a, a), (b, b)))
     found = tnsim.inner(a, b, metric)
     assert found.exact and found.route == "contractions"
     scale = np.sqrt(norms[0].sum() * norms[1].sum())
@@ -414,7 +417,7 @@ def test_paths_over_dependent_positions(case, by, within, rng, diagrams):
     metric = over_positions(rng, tnsim.Gaussian, a.d_in)
     found = tnsim.paths(a, b, metric, by=by, within=within)
     names = tnsim.components(a, by)
-    x, weights = quadrature(a.degree + 1, *sequence_moments(metric, N, a.d_in))
+    x, weights = quadrature(a.degree + 1, *moments_of(metric, a.d_in, N))
     x = x.reshape(-1, N, a.d_in)
 
     def parts(model, labels):

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import quimb.tensor as qtn
 from closeness import LARGEST, assert_close
-from oracles import bilinear, dense_layer
+from oracles import bilinear, dense_layer, expected_products
 from refusals import refused
 from seeds import generator
 from sequence_cases import DEEP, ONE_LAYER, D, inputs, pair
-from sequence_oracles import attention, sequence_products
+from sequence_oracles import attention
 from test_networks import METRICS, meet_inner
 
 import tnsim
@@ -86,7 +86,7 @@ def test_attention_may_meet_a_bilinear_layer(rng):
         weight * network.contract(output_inds=(), optimize="greedy")
         for weight, network in tnsim.tensor_networks.networks(a, b, metric)
     )
-    assert_close(found, sequence_products(a, b, metric).sum(), rtol=1e-10)
+    assert_close(found, expected_products(a, b, metric).sum(), rtol=1e-10)
 
 
 def test_closure_over_attention(rng):
