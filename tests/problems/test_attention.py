@@ -15,6 +15,7 @@ from refusals import refused
 from seeds import generator
 from sequence_cases import DEEP, ONE_LAYER, D, inputs, pair
 from sequence_oracles import attention, dense_tree_product, linear_attention
+from test_exactness import check
 
 import tnsim
 
@@ -36,20 +37,8 @@ def test_forward_pass_is_the_formula(rope_base, mask, rng):
 def test_one_nonlinear_layer_is_exact(layers, form):
     a, b = pair(ONE_LAYER[layers], 2)
     metric = tnsim.Gaussian(*inputs(generator(3), 2, D)[form])
-    expected = [expected_products(x, y, metric) for x, y in ((a, b), (a, a), (b, b))]
-    found = tnsim.inner(a, b, metric)
-    scale = np.sqrt(expected[1].sum() * expected[2].sum())
-    assert_close(found, expected[0].sum(), scale=scale, rtol=1e-10)
-    assert found.exact
-    cosine = expected[0].sum() / scale
-    assert_close(tnsim.similarity(a, b, metric), cosine, scale=1.0, rtol=1e-10)
-    if form in ("standard", "each"):
-        assert_close(
-            tnsim.slices(a, b, metric),
-            expected[0] / np.sqrt(expected[1] * expected[2]),
-            scale=1.0,
-            rtol=1e-10,
-        )
+    check(a, b, metric, lambda x, y: expected_products(x, y, metric))
+    assert tnsim.inner(a, b, metric).exact
 
 
 @pytest.mark.slow
@@ -84,15 +73,10 @@ def test_tree_metrics_are_those_of_dense_tensors(layers, symmetrised):
         return
     a, b = pair({**ONE_LAYER, **DEEP}[layers], 2)
     metric = tnsim.TreeSymmetric() if symmetrised else tnsim.Frobenius()
-    expected = [dense_tree_product(x, y, symmetrised) for x, y in ((a, b), (a, a), (b, b))]
-    scale = np.sqrt(expected[1].sum() * expected[2].sum())
-    assert_close(tnsim.inner(a, b, metric), expected[0].sum(), scale=scale, rtol=1e-10)
-    assert_close(
-        tnsim.slices(a, b, metric), expected[0] / np.sqrt(expected[1] * expected[2]), scale=1.0
-    )
+    check(a, b, metric, lambda x, y: dense_tree_product(x, y, symmetrised))
     if symmetrised and sum(order > 1 for order in a.orders) == 1:
         inner = tnsim.inner(a, b, tnsim.Symmetric())
-        assert_close(inner, expected[0].sum(), scale=scale, rtol=1e-10)
+        assert_close(inner, tnsim.inner(a, b, metric), scale=LARGEST, rtol=1e-10)
 
 
 TOKENS = 3
@@ -128,15 +112,7 @@ def test_categorical_is_the_sum_over_all_sequences(first, second, n_ctx):
         )
 
     metric = tnsim.Categorical(p)
-    expected = [enumerated(x, y) for x, y in ((a, b), (a, a), (b, b))]
-    scale = np.sqrt(expected[1].sum() * expected[2].sum())
-    assert_close(tnsim.inner(a, b, metric), expected[0].sum(), scale=scale, rtol=1e-10)
-    assert_close(
-        tnsim.slices(a, b, metric),
-        expected[0] / np.sqrt(expected[1] * expected[2]),
-        scale=1.0,
-        rtol=1e-10,
-    )
+    check(a, b, metric, enumerated)
     assert tnsim.similarity(a, b, metric).exact
 
 
