@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import recursion_oracle as oracle
 from closeness import assert_close
-from forced import OF_RUNS, take
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import moved
@@ -198,16 +197,10 @@ def test_ordinary_deep_networks(depth, metric):
         assert_close(float(value / size), float(true / size), scale=1.0, rtol=rtol)
 
 
-@pytest.fixture(params=["features", "contractions"])
-def route(request, monkeypatch):
-    """Runs over all pairs along one route, whichever would be taken."""
-    take(monkeypatch, request.param, OF_RUNS)
-
-
 @pytest.mark.crossing(quick=0)
 @pytest.mark.parametrize("dtype", EPS)
 @pytest.mark.parametrize("metric", METRICS)
-def test_all_pairs(metric, dtype, route):
+def test_all_pairs(metric, dtype):
     models = [
         model(seed, 3, ["bilinear", "linear"], 1.0, 2.0 ** (10 * seed), 2) for seed in (0, 0, 3)
     ]
