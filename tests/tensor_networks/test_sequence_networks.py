@@ -14,7 +14,6 @@ from sequence_oracles import attention
 from test_networks import METRICS, meet_inner
 
 import tnsim
-from tnsim import figures
 
 pytestmark = pytest.mark.usefixtures("diagrams")
 
@@ -147,16 +146,6 @@ def test_refusals(rng):
         tnsim.tensor_networks.networks(one, one, tnsim.Gaussian(None, np.eye(3)))
     with refused("Categorical adds up over inputs and joins no legs"):
         tnsim.tensor_networks.networks(one, one, tnsim.Categorical())
-
-
-def test_drawing(rng):
-    a, b = (
-        tnsim.Model([tnsim.Residual(attention(rng, 2, 1, 2, 1, 2, True))], n_ctx=2)
-        for _ in range(2)
-    )
-    _, network = next(tnsim.tensor_networks.networks(a, b, tnsim.TreeSymmetric()))
-    legend = [text.get_text() for text in figures.draw(network).axes[0].get_legend().get_texts()]
-    assert legend == ["Layer0", "symmetriser", "bra (A)", "ket (B)"]
 
 
 def test_deep_networks_of_sequences_join_whole_trees():
