@@ -35,7 +35,7 @@ METRICS = {
         ("tree", "lerp residual"),
     ],
 )
-def test_jit_and_vmap_agree_with_the_plain_call(metric, case, rng):
+def test_jit_and_vmap_agree_with_the_plain_call(metric, case, rng, diagrams):
     pairs = [cases.pair((cases.SHALLOW | cases.DEEP)[case], rng) for _ in range(3)]
     stacked = jax.tree.map(lambda *x: np.stack(x), *[a for a, _ in pairs])
     b = pairs[0][1]
@@ -54,7 +54,7 @@ def test_jit_and_vmap_agree_with_the_plain_call(metric, case, rng):
         pytest.param("closure", "lerp residual", marks=pytest.mark.full),
     ],
 )
-def test_compiled_slices_and_logarithms_are_those_of_the_plain_call(metric, case, rng):
+def test_compiled_slices_and_logarithms_are_those_of_the_plain_call(metric, case, rng, diagrams):
     a, b = cases.pair((cases.SHALLOW | cases.DEEP)[case], rng)
     with jax.enable_x64(True):
         slices = jax.jit(tnsim.slices)(a, b, METRICS[metric])
