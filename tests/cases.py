@@ -82,6 +82,10 @@ DEEP["sparse two"] = lambda g: (
     [thinned(g, bilinear(g, D, 5, 4)), thinned(g, bilinear(g, 4, 4, 3)), linear(g, 3, 2)],
 )
 UNEVEN = {  # different numbers of nonlinear layers: no tree metric, but functions all the same
+    "one over none": lambda g: (  # of odd and of even order, so that means matter
+        [linear(g, D, 4), linear(g, 4, 2, True)],
+        [linear(g, D, 3), bilinear(g, D, 5, 2, True)],
+    ),
     "two over one": lambda g: (
         [bilinear(g, D, 3, 2), bilinear(g, 2, 3, 2)],
         [bilinear(g, D, 4, 2)],
@@ -121,6 +125,22 @@ INPUTS = {
 
 def pair(make, rng):
     return tuple(tnsim.Model(layers) for layers in make(rng))
+
+
+def in_basis(matrices, basis, inverse):
+    """Two bilinear layers with another basis between them, which is the same function."""
+    left, right, down, other_left, other_right, last = matrices
+    second = tnsim.Bilinear(other_left @ inverse, other_right @ inverse, last)
+    return tnsim.Model([tnsim.Bilinear(left, right, basis @ down), second])
+
+
+def skewed(rng, condition):
+    """The matrices of two bilinear layers, and a hidden basis of a condition with its inverse."""
+    shapes = (9, 4), (9, 4), (4, 9), (9, 4), (9, 4), (2, 9)
+    matrices = [rng.normal(size=shape) for shape in shapes]
+    left, right = (np.linalg.qr(rng.normal(size=(4, 4)))[0] for _ in range(2))
+    sizes = np.geomspace(1, condition, 4)
+    return matrices, left * sizes @ right, right.T / sizes @ left.T
 
 
 def cancelling_copies(rng):

@@ -9,7 +9,7 @@ import itertools
 import math
 
 import numpy as np
-from oracles import bilinear, linear
+from oracles import bilinear, linear, multilinear
 from sequence_oracles import attention
 
 import tnsim
@@ -150,11 +150,7 @@ def attending(g, d, heads, biases=True, **options):
 
 
 def cubic(g, d, rank):
-    legs = [g.normal(size=(rank, d)) for _ in range(3)]
-    biases = [g.normal(size=rank), None, None]
-    return tnsim.Residual(
-        tnsim.Multilinear(legs, g.normal(size=(d, rank)), biases, g.normal(size=d)), 0.5
-    )
+    return tnsim.Residual(multilinear(g, 3, d, rank, d, True), 0.5)
 
 
 # name -> (rng -> model), its length, and the granularities that are told apart

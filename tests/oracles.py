@@ -19,6 +19,16 @@ def bilinear(rng, d_in, rank, d_out, biases=False):
     return tnsim.Bilinear(*(rng.normal(size=s) for s in shapes))
 
 
+def multilinear(rng, order, d_in, rank, d_out, biases=False):
+    legs, down = (
+        [rng.normal(size=(rank, d_in)) for _ in range(order)],
+        rng.normal(size=(d_out, rank)),
+    )
+    if not biases:
+        return tnsim.Multilinear(legs, down)
+    return tnsim.Multilinear(legs, down, rng.normal(size=(order, rank)), rng.normal(size=d_out))
+
+
 def linear(rng, d_in, d_out, bias=False):
     return tnsim.Linear(rng.normal(size=(d_out, d_in)), rng.normal(size=d_out) if bias else None)
 
@@ -43,6 +53,10 @@ def moved(rng, model, size):
         return x * (1 + size * rng.normal(size=x.shape)) if np.ndim(x) else x
 
     return jax.tree.map(move, model)
+
+
+def in_dtype(model, dtype):
+    return jax.tree.map(lambda x: np.asarray(x, dtype) if np.ndim(x) else x, model)
 
 
 def random_gaussian(rng, d):
@@ -75,53 +89,55 @@ def _root(cov):
     return root + 1j * (slope - root @ inverse @ slope / 2)
 
 
-def moments_of(metric, d):
-    mean = np.zeros(d) if metric.mean is None else np.asarray(metric.mean)
-    cov = np.eye(d) if metric.cov is None else np.asarray(metric.cov)
-    return mean, np.diag(cov) if cov.ndim == 1 else cov
+def moments_of(metric, d, n=1):
+    """Mean and covariance over all n * d coordinates of n positions, from the shapes a user may give."""
+    mean = np.zeros(n * d) if metric.mean is None else np.asarray(metric.mean)
+    mean = np.tile(mean, n) if mean.shape == (d,) and n > 1 else mean.reshape(n * d)
+    cov = np.eye(n * d) if metric.cov is None else np.asarray(metric.cov)
+    cov = np.diag(cov) if cov.ndim == 1 else cov
+    return mean, np.kron(np.eye(n), cov) if len(cov) == d else cov
 
 
 def expected_products(a, b, metric):
-    """E[a_k(x) b_k(x)] per output, from forward passes at quadrature points."""
-    x, w = quadrature(max(a.degree, b.degree) + 1, *moments_of(metric, a.d_in))
-    return w @ (a(x) * b(x))
+    """E[a_k(x) b_k(x)] per output, added up over positions, from forward passes at quadrature points."""
+    n = a.n_ctx or 1
+    x, w = quadrature((a.degree + b.degree) // 2 + 1, *moments_of(metric, a.d_in, n))
+    x = x if a.n_ctx is None else x.reshape(-1, n, a.d_in)
+    return w @ (a(x) * b(x)).reshape(len(x), n, -1).sum(axis=1)
 
 
 def closure_products(a, b, metric):
     """The closure by brute force: after each layer, the joint Gaussian of both hidden states, moments by quadrature.
 
-    Models of equal depth; every layer is one step of both.
+    Models of equal depth; every layer is one step of both. The states are those of all positions.
     """
-    mean, cov = moments_of(metric, a.d_in)
+    n = a.n_ctx or 1
+    mean, cov = moments_of(metric, a.d_in, n)
     mean, cov = np.concatenate([mean, mean]), np.block([[cov, cov], [cov, cov]])
-    width = a.d_in
     for p, q in zip(a.layers, b.layers, strict=True):
-        x, w = quadrature(3, mean, cov)
-        out = np.concatenate([p(x[:, :width]), q(x[:, width:])], axis=1)
+        x, w = quadrature(max(p.order, q.order) + 1, mean, cov)
+        states = x[:, : n * p.d_in], x[:, n * p.d_in :]
+        if a.n_ctx is not None:
+            states = [part.reshape(len(x), n, -1) for part in states]
+        outputs = [layer(part) for layer, part in zip((p, q), states, strict=True)]
+        out = np.concatenate([part.reshape(len(x), -1) for part in outputs], axis=1)
         mean = w @ out
         second = (w[:, None] * out).T @ out
-        cov, width = second - np.outer(mean, mean), p.d_out
-    return np.diag(second[:width, width:])
+        cov = second - np.outer(mean, mean)
+    width = n * a.d_out
+    return np.diag(second[:width, width:]).reshape(n, -1).sum(axis=0)
 
 
 def dense_tensor(model, symmetrised):
     """The lifted tensor A[k, i_1, ..., i_n] of a whole model, layer tensors symmetrised or not; row 0 is the constant."""
     tensor = None
     for layer in model.layers:
-        local = _symmetric_part(_dense_layer(layer)) if symmetrised else _dense_layer(layer)
-        if tensor is None:
-            tensor = local
-            continue
-        order = local.ndim - 1
-        letters = iter("abcdefghijklmnopqrstuvwxyz")
-        out, bonds = next(letters), [next(letters) for _ in range(order)]
-        legs = [[next(letters) for _ in range(tensor.ndim - 1)] for _ in range(order)]
-        inputs = ",".join(
-            [out + "".join(bonds)] + [b + "".join(x) for b, x in zip(bonds, legs, strict=True)]
-        )
-        tensor = np.einsum(
-            f"{inputs}->{out}{''.join(itertools.chain(*legs))}", local, *[tensor] * order
-        )
+        local = dense_layer(layer)
+        local = symmetric_part(local) if symmetrised else local
+        if tensor is not None:
+            for _ in range(local.ndim - 1):  # the next leg, and its own legs to the end
+                local = np.tensordot(local, tensor, (1, 0))
+        tensor = local
     return tensor
 
 
@@ -134,7 +150,7 @@ def dense_product(a, b, symmetrised):
 
 def dense_symmetric_product(a, b):
     """Per output, the Frobenius product of the fully symmetrised lifted tensors."""
-    first, second = (_symmetric_part(dense_tensor(m, False))[1:] for m in (a, b))
+    first, second = (symmetric_part(dense_tensor(m, False))[1:] for m in (a, b))
     return np.sum(first * second, axis=tuple(range(1, a.degree + 1)))
 
 
@@ -156,48 +172,84 @@ def polynomial_product(a, b):
     return float(first @ second)
 
 
-def _symmetric_part(tensor):
-    n = tensor.ndim - 1
-    return sum(
-        tensor.transpose(0, *(1 + i for i in p)) for p in itertools.permutations(range(n))
-    ) / math.factorial(n)
+def symmetric_part(tensor):
+    orders = [(0, *legs) for legs in itertools.permutations(range(1, tensor.ndim))]
+    return sum(tensor.transpose(order) for order in orders) / len(orders)
 
 
-def _dense_layer(layer):
-    """From the formulas: skip as (x (x) 1 + 1 (x) x) / 2, constants as 1 (x) 1."""
+def dense_layer(layer, n=1):
+    """The lifted tensor of a layer over (1, x), or over the inputs of n positions; row 0 is the constant.
+
+    From the formulas: a skip as (x (x) 1 + 1 (x) x) / 2, constants as 1 (x) 1. Legs of attention are in the order
+    q1, k1, q2, k2, v. Numbers may be complex, or fractions.
+    """
+    kind = np.result_type(np.float64, *jax.tree.leaves(layer))
+    rows = [slice(1 + s * layer.d_out, 1 + (s + 1) * layer.d_out) for s in range(n)]
     if isinstance(layer, tnsim.Residual):
-        tensor = layer.scale * _dense_layer(layer.layer)
+        tensor = layer.scale * dense_layer(layer.layer, n)
         order = tensor.ndim - 1
-        for leg, k in itertools.product(range(order), range(1, layer.d_in + 1)):
+        for leg, k in itertools.product(range(order), range(1, len(tensor))):
             place = [0] * order
             place[leg] = k
             tensor[(k, *place)] += layer.skip / order
-        tensor[(0,) * tensor.ndim] = 1.0
-        return tensor
-    down, constant = np.eye(layer.d_out), None
-    if isinstance(layer, tnsim.Linear):
-        legs = [(layer.weight, layer.bias)]
+    elif isinstance(layer, tnsim.Attention):
+        tensor = np.zeros((n * layer.d_out + 1, *(n * layer.d_in + 1,) * 5), kind)
+        for s, t, head in itertools.product(range(n), range(n), range(layer.n_heads)):
+            if layer.mask == "causal" and t > s:
+                continue
+            legs = []
+            for name, at in (("q1", s), ("k1", t), ("q2", s), ("k2", t), ("v", t)):
+                width = layer.d_value if name == "v" else layer.d_head
+                leg = _leg(getattr(layer, name), getattr(layer, f"{name}_bias"), at, n)
+                leg = leg[head * width : (head + 1) * width]
+                legs.append(leg if name == "v" else _rotation(layer, at) @ leg)
+            out = layer.o[:, head * layer.d_value : (head + 1) * layer.d_value]
+            part = np.einsum("ku,xa,xb,yc,yd,ue->kabcde", out, *legs, optimize=True)
+            tensor[rows[s]] += part / layer.d_head**2
+        if layer.o_bias is not None:
+            tensor[1:, 0, 0, 0, 0, 0] += np.tile(layer.o_bias, n)
     else:
-        down, constant = layer.down, layer.down_bias
-        if isinstance(layer, tnsim.Bilinear):
-            legs = [(layer.left, layer.left_bias), (layer.right, layer.right_bias)]
+        down, constant = np.eye(layer.d_out, dtype=int), None
+        if isinstance(layer, tnsim.Linear):
+            legs = [(layer.weight, layer.bias)]
         else:
-            legs = list(zip(layer.legs, layer.leg_biases, strict=True))
-    tensor = np.zeros((layer.d_out + 1, *(layer.d_in + 1,) * len(legs)), number_type(layer))
-    dense = [(np.asarray(w), bias) for w, bias in legs]
-    columns = [np.c_[np.zeros(len(w)) if bias is None else bias, w] for w, bias in dense]
-    letters = "abcdef"[: len(legs)]
-    terms = ",".join(f"h{letter}" for letter in letters)
-    tensor[1:] = np.einsum(f"kh,{terms}->k{letters}", np.asarray(down), *columns)
-    if constant is not None:
-        tensor[(slice(1, None), *(0,) * len(legs))] += constant
-    tensor[(0,) * tensor.ndim] = 1.0
-    return tensor
+            down, constant = layer.down, layer.down_bias
+            if isinstance(layer, tnsim.Bilinear):
+                legs = [(layer.left, layer.left_bias), (layer.right, layer.right_bias)]
+            else:
+                legs = list(zip(layer.legs, layer.leg_biases, strict=True))
+        tensor = np.zeros((n * layer.d_out + 1, *(n * layer.d_in + 1,) * len(legs)), kind)
+        letters = "abcdef"[: len(legs)]
+        equation = f"kh,{','.join(f'h{letter}' for letter in letters)}->k{letters}"
+        for s in range(n):
+            tensor[rows[s]] = np.einsum(
+                equation, np.asarray(down), *(_leg(w, bias, s, n) for w, bias in legs)
+            )
+        if constant is not None:
+            tensor[(slice(1, None), *(0,) * len(legs))] += np.tile(constant, n)
+    tensor[(0,) * tensor.ndim] = 1
+    return tensor + 0 * np.ravel(jax.tree.leaves(layer)[0])[0]  # no 1 or 0 is a plain integer
 
 
-def number_type(layer):
-    """Of a tensor with the weights of a layer."""
-    return np.result_type(np.float64, *jax.tree.leaves(layer))
+def _leg(weight, bias, position, n):
+    """(rows, 1 + n * d): the bias on the constant, the weight on the coordinates of one position."""
+    rows, d = weight.shape
+    leg = np.zeros((rows, 1 + n * d), np.result_type(weight, np.float64 if bias is None else bias))
+    leg[:, 0] = 0 if bias is None else bias
+    leg[:, 1 + position * d : 1 + (position + 1) * d] = np.asarray(weight)
+    return leg
+
+
+def _rotation(layer, s):
+    """R_s plane by plane, as the docstring of `Attention` has it; the identity without RoPE."""
+    turn, half = np.eye(layer.d_head), layer.d_head // 2
+    if layer.rope_base is None:
+        return turn
+    for i in range(half):
+        angle = s * layer.rope_base ** (-2 * i / layer.d_head)
+        turn[i, i] = turn[half + i, half + i] = np.cos(angle)
+        turn[half + i, i], turn[i, half + i] = np.sin(angle), -np.sin(angle)
+    return turn
 
 
 def hsic(x, y):

@@ -8,79 +8,34 @@ import itertools
 import math
 from fractions import Fraction
 
+import jax
 import numpy as np
+from oracles import dense_layer, dense_tensor, symmetric_part
 
 import tnsim
 from tnsim.models.model import terms
 
 
 def rational(array):
-    """An array of floats as an object array of fractions."""
-    array = np.asarray(array, np.float64)
-    return np.array([Fraction(float(x)) for x in array.ravel()], object).reshape(array.shape)
+    """An array of floats, or of fractions, as an object array of fractions."""
+    array = np.asarray(array)
+    return np.array([Fraction(x) for x in array.ravel().tolist()], object).reshape(array.shape)
 
 
-def affine(weight, bias):
-    """[bias, weight] in fractions."""
-    bias = np.zeros(len(weight)) if bias is None else bias
-    return rational(np.column_stack([bias, weight]))
+def exact(model):
+    """A model, or a layer, whose numbers are fractions; `dense_tensor` of `oracles` is exact then."""
+    return jax.tree.map(rational, model)
 
 
 def layer_tensor(layer, symmetric=True):
-    """The layer over inputs (1, x) as T[out, i, j, ...] in fractions; the constant 1 is row 0.
-
-    The legs i, j, ... are symmetrised, or else as the layer has them. A skip is symmetric in them.
-    """
-    if isinstance(layer, tnsim.Residual):
-        tensor = Fraction(layer.scale) * layer_tensor(layer.layer, symmetric)
-        skip = Fraction(layer.skip)
-        one = (0,) * (tensor.ndim - 2)
-        for k in range(1, len(tensor)):
-            for legs in set(itertools.permutations((k, *one))):
-                tensor[(k, *legs)] += skip / len(set(itertools.permutations((k, *one))))
-    elif isinstance(layer, tnsim.Linear):
-        tensor = rational(np.zeros((layer.d_out + 1, layer.d_in + 1)))
-        tensor[1:] = affine(layer.weight, layer.bias)
-    else:
-        legs, down, down_bias = _product_layer(layer)
-        products = rational(down).T
-        for leg in legs:
-            products = products[..., None] * leg.reshape(len(leg), *[1] * (products.ndim - 1), -1)
-        products = products.sum(axis=0)
-        if symmetric:
-            orders = list(itertools.permutations(range(1, products.ndim)))
-            products = sum(products.transpose(0, *order) for order in orders) / len(orders)
-        constants = (0,) * len(legs)
-        tensor = rational(np.zeros((layer.d_out + 1, *products.shape[1:])))
-        tensor[1:] = products
-        if down_bias is not None:
-            tensor[(slice(1, None), *constants)] += rational(down_bias)
-    tensor[0] = Fraction(0)
-    tensor[(0,) * tensor.ndim] = Fraction(1)
-    return tensor
-
-
-def _product_layer(layer):
-    """The legs [bias, weight] in fractions, and the matrix and the bias after their product."""
-    if isinstance(layer, tnsim.Multilinear):
-        legs = zip(layer.legs, layer.leg_biases, strict=True)
-        return [affine(*leg) for leg in legs], layer.down, layer.down_bias
-    legs = affine(layer.left, layer.left_bias), affine(layer.right, layer.right_bias)
-    return legs, layer.down, layer.down_bias
+    """The tensor of a layer over inputs (1, x) in fractions, its legs symmetrised or as the layer has them."""
+    tensor = dense_layer(exact(layer))
+    return symmetric_part(tensor) if symmetric else tensor
 
 
 def tree_tensor(model):
     """The tensor of a model, every layer symmetrised, without the row of the constant."""
-    tensor = None
-    for layer in model.layers:
-        local = layer_tensor(layer)
-        if tensor is None:
-            tensor = local
-        else:
-            for _ in range(local.ndim - 1):
-                local = np.tensordot(local, tensor, (1, 0))
-            tensor = local
-    return tensor[1:]
+    return dense_tensor(exact(model), True)[1:]
 
 
 def polynomial(model):
@@ -198,7 +153,7 @@ def products_of_sequences(a, b, mean, root):
 
     Args:
         a, b: From points (point, position, coordinate) in fractions to outputs, with their degree
-            as `degree`: models as `SequenceFunction`.
+            as `degree`: models as `Function`.
         mean: (positions, coordinates).
         root: (positions * coordinates, independent normal numbers).
     """
@@ -233,54 +188,12 @@ def _interpolatory_rule(degree):
     return nodes, weights
 
 
-class SequenceFunction:
-    """A sum of coefficients times models of sequences as a function in fractions."""
+class Function:
+    """A sum of coefficients times models, of vectors or of sequences, as a function in fractions."""
 
     def __init__(self, model):
         self.terms = [(Fraction(float(c)), part) for c, part in terms(model)]
         self.degree = max(part.degree for _, part in self.terms)
 
     def __call__(self, x):
-        total = 0
-        for coefficient, model in self.terms:
-            state = x
-            for layer in model.layers:
-                state = _sequence_layer(layer, state)
-            total = total + coefficient * state
-        return total
-
-
-def _sequence_layer(layer, x):
-    """The formula of a layer at points (point, position, coordinate); no rotations."""
-    if isinstance(layer, tnsim.Residual):
-        inner = _sequence_layer(layer.layer, x)
-        return Fraction(layer.skip) * x + Fraction(layer.scale) * inner
-
-    def rows(name):
-        bias = getattr(layer, f"{name}_bias" if name != "weight" else "bias")
-        y = x @ rational(getattr(layer, name)).T
-        return y if bias is None else y + rational(bias)
-
-    if isinstance(layer, tnsim.Linear):
-        return rows("weight")
-    if isinstance(layer, tnsim.Bilinear):
-        hidden, down, bias = rows("left") * rows("right"), layer.down, layer.down_bias
-    else:
-        assert layer.rope_base is None, "rotations are not rational"
-        n = x.shape[-2]
-        seen = rational(np.tril(np.ones((n, n))) if layer.mask == "causal" else np.ones((n, n)))
-
-        def by_head(name):
-            """(point, head, position, row)."""
-            return rows(name).reshape(*x.shape[:-1], layer.n_heads, -1).swapaxes(-3, -2)
-
-        def scores(query, key):
-            pairs = by_head(query)[..., :, None, :] * by_head(key)[..., None, :, :]
-            return pairs.sum(axis=-1)
-
-        weights = scores("q1", "k1") * scores("q2", "k2") * seen * Fraction(1, layer.d_head**2)
-        hidden = (weights[..., None] * by_head("v")[..., None, :, :]).sum(axis=-2)
-        hidden = hidden.swapaxes(-3, -2).reshape(*x.shape[:-1], -1)
-        down, bias = layer.o, layer.o_bias
-    y = hidden @ rational(down).T
-    return y if bias is None else y + rational(bias)
+        return sum(coefficient * forward(model, x) for coefficient, model in self.terms)

@@ -11,36 +11,30 @@ from refusals import refused
 import tnsim
 
 torch = pytest.importorskip("torch", reason="modules need the torch extra")
+from module_cases import Module  # noqa: E402
+
 nn = torch.nn
 VOCABULARY, POSITIONS = 7, 4
 SOFTMAX = '{"format": 1, "name": "mine", "layers": [{"kind": "softmax", "weight": "w"}]}'
 CODE = re.compile(r"tnsim\.(?:similarity|pairwise|baselines\.cka)\((?:[^()]|\([^()]*\))*\)")
 
 
-class Transformer(nn.Module):
+def transformer():
     """Softmax attention, LayerNorm and ReLU, as PyTorch builds them."""
-
-    def __init__(self):
-        super().__init__()
-        self.embed = nn.Embedding(VOCABULARY, 8)
-        self.block = nn.TransformerEncoderLayer(8, 2, dim_feedforward=16, batch_first=True)
-        self.unembed = nn.Linear(8, VOCABULARY)
-
-    def forward(self, tokens):
-        return self.unembed(self.block(self.embed(tokens)))
+    block = nn.TransformerEncoderLayer(8, 2, dim_feedforward=16, batch_first=True)
+    ends = {"embed": nn.Embedding(VOCABULARY, 8), "unembed": nn.Linear(8, VOCABULARY)}
+    return Module(lambda m, tokens: m.unembed(m.block(m.embed(tokens))), block=block, **ends)
 
 
-class Gated(nn.Module):
+def normed():
     """SwiGLU behind an RMSNorm."""
 
-    def __init__(self):
-        super().__init__()
-        self.norm = nn.RMSNorm(5)
-        self.gate, self.up, self.down = nn.Linear(5, 6), nn.Linear(5, 6), nn.Linear(6, 3)
+    def forward(m, x):
+        x = m.norm(x)
+        return m.down(nn.functional.silu(m.gate(x)) * m.up(x))
 
-    def forward(self, x):
-        x = self.norm(x)
-        return self.down(nn.functional.silu(self.gate(x)) * self.up(x))
+    maps = {"gate": nn.Linear(5, 6), "up": nn.Linear(5, 6), "down": nn.Linear(6, 3)}
+    return Module(forward, norm=nn.RMSNorm(5), **maps)
 
 
 class Stretched(nn.LayerNorm):
@@ -56,7 +50,7 @@ def setting(request, rng):
     torch.manual_seed(0)
     if request.param == "transformer":
         inputs = rng.integers(VOCABULARY, size=(6, POSITIONS))
-        make = Transformer
+        make = transformer
     else:
         inputs = rng.normal(size=(6, 5))
         make = lambda: nn.Sequential(nn.Linear(5, 4), Stretched(4), nn.ReLU(), nn.Linear(4, 3))  # noqa: E731
@@ -88,11 +82,11 @@ def test_the_code_in_the_error_runs_as_it_stands(setting):
 
 def test_every_road_in_names_it_where_it_is_the_fix(tmp_path, rng):
     """Softmax and norms between layers; all else ends with a fix of its own."""
-    torch.save(Transformer().state_dict(), tmp_path / "softmax.pt")
+    torch.save(transformer().state_dict(), tmp_path / "softmax.pt")
     norm_between = nn.Sequential(nn.Linear(3, 3), Stretched(3), nn.ReLU(), nn.Linear(3, 3))
     for attempt in (
         lambda: tnsim.load(tmp_path / "softmax.pt"),
-        lambda: tnsim.from_module(Transformer().eval()),
+        lambda: tnsim.from_module(transformer().eval()),
         lambda: tnsim.from_module(nn.Sequential(nn.Linear(3, 3), nn.Softmax(-1))),
         lambda: tnsim.from_module(norm_between),
     ):
@@ -102,13 +96,13 @@ def test_every_road_in_names_it_where_it_is_the_fix(tmp_path, rng):
 
 def test_other_errors_end_with_their_own_fix(tmp_path):
     """A file, a dialect, a layer, a norm and an image say what to write, and nothing besides."""
-    torch.save(Gated().state_dict(), tmp_path / "gated.pt")
+    torch.save(normed().state_dict(), tmp_path / "gated.pt")
     for attempt, fix in (
         (lambda: tnsim.load(tmp_path / "gated.pt"), "or name a preset: .*"),
         (lambda: tnsim.Dialect.from_json(SOFTMAX), "known are linear, bilinear, .*"),
         (lambda: tnsim.Model([torch.relu]), r"is read by tnsim.from_module\(module\)"),
         (lambda: tnsim.Residual(nn.ReLU()), r"is read by tnsim.from_module\(module\)"),
-        (lambda: tnsim.from_module(Gated()), r"metric tnsim.Empirical\(inputs\)"),
+        (lambda: tnsim.from_module(normed()), r"metric tnsim.Empirical\(inputs\)"),
         (lambda: tnsim.from_module(nn.Conv2d(3, 4, 3)), r"--example x.npy on the command line"),
         (lambda: tnsim.from_module(nn.ReLU()), r"--example x.npy on the command line"),
     ):
@@ -118,7 +112,7 @@ def test_other_errors_end_with_their_own_fix(tmp_path):
 
 def test_measures_of_functions_beside_models(rng):
     """Token ids for both; what a model has for a table of tokens is one-hot vectors."""
-    net = Transformer().double().eval()
+    net = transformer().double().eval()
     layers = [tnsim.Linear(rng.normal(size=(VOCABULARY, VOCABULARY)))]
     model = tnsim.Model(layers, n_ctx=POSITIONS)
     tokens = rng.integers(VOCABULARY, size=(9, POSITIONS))
@@ -154,7 +148,7 @@ def test_what_a_measure_of_functions_refuses(rng):
         "model 1 gives the same output": lambda: tnsim.baselines.cka([double, wide], x),
         "expected a tnsim Model": lambda: tnsim.baselines.cka([double, 3], x),
         r"TransformerEncoderLayer|MultiheadAttention.*training mode.*call module.eval\(\) first": lambda: (
-            tnsim.similarity(Transformer(), abs, tnsim.Empirical([[0, 1]]))
+            tnsim.similarity(transformer(), abs, tnsim.Empirical([[0, 1]]))
         ),
         "model 0 is a function: the cosine of weights is for models": lambda: (
             tnsim.baselines.weight_cosine([double, double])
@@ -242,16 +236,9 @@ ACROSS_THE_BATCH = {
 }
 
 
-class Across(nn.Module):
+def across(function):
     """A module around a function of a batch."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-        self.map = nn.Linear(5, 3).double()
-
-    def forward(self, x):
-        return self.map(self.function(x))
+    return Module(lambda m, x: m.map(function(x)), map=nn.Linear(5, 3)).double()
 
 
 @pytest.mark.parametrize("name", ACROSS_THE_BATCH)
@@ -260,7 +247,7 @@ def test_functions_whose_inputs_touch_in_a_batch_are_refused(name, is_module, rn
     function = ACROSS_THE_BATCH[name]
     points = rng.normal(size=(50, 5))
     inputs = tnsim.Empirical(points)
-    one, two = (Across(function), Across(lambda x: x)) if is_module else (function, abs)
+    one, two = (across(function), across(lambda x: x)) if is_module else (function, abs)
     for attempt in (
         lambda: tnsim.similarity(one, two, inputs),
         lambda: tnsim.pairwise([one, two], inputs),

@@ -51,6 +51,7 @@ import jax
 import jax.numpy as jnp
 import mpmath
 import numpy as np
+import oracles  # pyright: ignore[reportMissingImports]
 import rational_oracle  # pyright: ignore[reportMissingImports]
 import recursion_oracle  # pyright: ignore[reportMissingImports]
 from jax.core import Tracer
@@ -285,7 +286,8 @@ def exact_products(a: tnsim.Model, b: tnsim.Model, asked: Any) -> list[Any]:
     """The inner products AB, AA and BB in numbers of mpmath, or fractions."""
     pairs = (a, b), (a, a), (b, b)
     if isinstance(asked, tnsim.Symmetric):
-        return [rational_oracle.symmetric_product(*pair) for pair in pairs]
+        exact = [map(rational_oracle.exact, pair) for pair in pairs]
+        return [oracles.dense_symmetric_product(*pair).sum() for pair in exact]
     if isinstance(asked, tnsim.Gaussian) or _attends(a):
         return _expectations(a, b, asked)
     return [recursion_oracle.inner(*pair, asked) for pair in pairs]

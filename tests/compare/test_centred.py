@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from closeness import assert_close
 from commands import command, told
-from oracles import bilinear, linear, quadrature
+from oracles import bilinear, linear, multilinear, quadrature, random_gaussian
 from refusals import refused
 from seeds import generator
 from sequence_cases import slow
@@ -66,22 +66,69 @@ def test_at_inputs(kind):
         assert_close(by_output[n], alone, scale=1.0, rtol=1e-10)
 
 
-@pytest.mark.sampled(quick=2)
-@pytest.mark.parametrize("kind", ["linear", "bilinear", "two layers"])
-def test_of_polynomials(kind):
-    rng = generator(2)
-    a, b = (network(rng, kind) for _ in range(2))
-    mean, root = rng.normal(size=3), rng.normal(size=(3, 3))
-    metric = tnsim.Gaussian(mean, root @ root.T)
-    x, weights = quadrature(8, mean, root @ root.T)
+def normal(rng, make, positions=None):
+    """Two models, a Gaussian metric, and points of quadrature over all positions."""
+    models = [make() for _ in "ab"]
+    d, n = models[0].d_in, positions or 1
+    mean, cov = random_gaussian(rng, d)
+    x, weights = quadrature(8 // n + 3, np.tile(mean, n), np.kron(np.eye(n), cov))
+    x = x if positions is None else x.reshape(-1, n, d)
+    return models, [tnsim.Gaussian(mean, cov)], x, weights
+
+
+def uniform(rng):
+    x, w = np.polynomial.legendre.leggauss(4)  # on [-1, 1], where the law is uniform
+    x, w = (np.array(list(itertools.product(y, repeat=3))) for y in (x, w))
+    return [network(rng, "bilinear") for _ in "ab"], [tnsim.Product(["uniform"] * 3)], x, w.prod(1)
+
+
+def attending(rng, d, n_ctx, *others):
+    layers = [attention(rng, d, 1, 2, 2, 2, rope_base=None), *(make() for make in others)]
+    return tnsim.Model(layers, n_ctx=n_ctx)
+
+
+def tokens(rng, *others):
+    """By all sequences of three tokens; deeper models share their beginnings."""
+    ids = np.array(list(itertools.product(range(3), repeat=3)))
+    metrics = [tnsim.Categorical(), tnsim.Empirical(ids)]
+    models = [attending(rng, 3, 3, *others) for _ in "ab"]
+    return models, metrics, np.eye(3)[ids], None
+
+
+def of_sequences(rng):
+    x = rng.normal(size=(50, 4, 3))
+    models = [attending(rng, 3, 4, lambda: bilinear(rng, 2, 4, 2)) for _ in "ab"]
+    return models, [tnsim.Empirical(x)], x, None
+
+
+# name -> rng -> models, metrics of one law, and its points and weights; means are over inputs and positions
+LAWS = {
+    "linear": lambda g: normal(g, lambda: network(g, "linear")),
+    "bilinear": lambda g: normal(g, lambda: network(g, "bilinear")),
+    "two layers": lambda g: normal(g, lambda: network(g, "two layers")),
+    "uniform": uniform,
+    "sequences": of_sequences,
+    "tokens": tokens,
+    "tokens twice": lambda g: tokens(g, lambda: attention(g, 2, 1, 2, 2, 2, rope_base=None)),
+    "normal sequences": lambda g: normal(g, lambda: attending(g, 2, 2), 2),
+}
+
+
+@pytest.mark.parametrize(
+    "law", [slow(x) if x in ("linear", "normal sequences") else x for x in LAWS]
+)
+def test_exact_under_every_law(law):
+    (a, b), metrics, x, weights = LAWS[law](generator(2))
     wanted = cosine(np.asarray(a(x)), np.asarray(b(x)), weights)
-    found = tnsim.similarity(a, b, metric, centred=True)
-    assert found.exact
-    assert_close(found, wanted, scale=1.0, rtol=1e-10)
-    assert_close(
-        tnsim.pairwise([a, b], metric, centred=True).similarity[0, 1], wanted, scale=1.0, rtol=1e-10
-    )
-    assert abs(tnsim.check(a, b, metric, centred=True, samples=4096).deviation) < 5
+    for metric in metrics:
+        found = tnsim.similarity(a, b, metric, centred=True)
+        assert found.exact
+        assert_close(found, wanted, scale=1.0, rtol=1e-10)
+        grid = tnsim.pairwise([a, b], metric, centred=True)
+        assert_close(grid.similarity[0, 1], wanted, scale=1.0, rtol=1e-10)
+        if isinstance(metric, tnsim.Gaussian):
+            checked = tnsim.check(a, b, metric, centred=True, samples=4096)
+            assert abs(checked.deviation) < 5
 
 
 def test_an_activation_is_exact():
@@ -109,71 +156,6 @@ def test_a_constant_added_to_outputs_changes_nothing():
         scale=1.0,
         rtol=1e-10,
     )
-
-
-def test_sequences_have_a_mean_over_inputs_and_positions():
-    rng = generator(4)
-
-    a, b = (
-        tnsim.Model(
-            [attention(rng, 3, 1, 3, 3, 3, rope_base=None), bilinear(rng, 3, 4, 2)], n_ctx=4
-        )
-        for _ in range(2)
-    )
-    x = rng.normal(size=(50, 4, 3))
-    wanted = cosine(np.asarray(a(x)), np.asarray(b(x)))
-    metric = tnsim.Empirical(x)
-    assert_close(tnsim.similarity(a, b, metric, centred=True), wanted, scale=1.0, rtol=1e-10)
-
-
-@pytest.mark.slow
-def test_sequences_under_a_gaussian():
-    """Exact, by quadrature over both positions of two coordinates."""
-    rng = generator(8)
-    a, b = (tnsim.Model([attention(rng, 2, 1, 2, 2, 2, rope_base=None)], n_ctx=2) for _ in range(2))
-    mean, root = rng.normal(size=2), rng.normal(size=(2, 2))
-    cov = root @ root.T
-    x, weights = quadrature(7, np.tile(mean, 2), np.kron(np.eye(2), cov))
-    x = x.reshape(-1, 2, 2)
-    wanted = cosine(np.asarray(a(x)), np.asarray(b(x)), weights)
-    metric = tnsim.Gaussian(mean, cov)
-    found = tnsim.similarity(a, b, metric, centred=True)
-    assert found.exact
-    assert_close(found, wanted, scale=1.0, rtol=1e-10)
-    grid = tnsim.pairwise([a, b], metric, centred=True)
-    assert_close(grid.similarity[0, 1], wanted, scale=1.0, rtol=1e-10)
-
-
-@pytest.mark.parametrize("depth", [1, 2])
-def test_tokens(depth):
-    """Exact, by all sequences of three tokens; deeper models share their beginnings."""
-    rng = generator(9)
-
-    def model():
-        layers = [attention(rng, 3, 1, 2, 2, 2, rope_base=None)]
-        layers += [attention(rng, 2, 1, 2, 2, 2, rope_base=None) for _ in range(depth - 1)]
-        return tnsim.Model(layers, n_ctx=3)
-
-    a, b = model(), model()
-    ids = np.stack(np.meshgrid(*[range(3)] * 3, indexing="ij"), axis=-1).reshape(-1, 3)
-    x = np.eye(3)[ids]
-    wanted = cosine(np.asarray(a(x)), np.asarray(b(x)))
-    found = tnsim.similarity(a, b, tnsim.Categorical(), centred=True)
-    assert found.exact
-    assert_close(found, wanted, scale=1.0, rtol=1e-10)
-    every = tnsim.similarity(a, b, tnsim.Empirical(ids), centred=True)
-    assert_close(every, wanted, scale=1.0, rtol=1e-10)
-
-
-def test_marginals_of_other_laws():
-    rng = generator(10)
-    a, b = (network(rng, "bilinear") for _ in range(2))
-    metric = tnsim.Product(["uniform"] * 3)
-    x, w = np.polynomial.legendre.leggauss(4)  # on [-1, 1], where the law is uniform
-    grid = np.stack(np.meshgrid(x, x, x, indexing="ij"), axis=-1).reshape(-1, 3)
-    weights = np.einsum("i,j,k->ijk", w, w, w).ravel()
-    wanted = cosine(np.asarray(a(grid)), np.asarray(b(grid)), weights)
-    assert_close(tnsim.similarity(a, b, metric, centred=True), wanted, scale=1.0, rtol=1e-10)
 
 
 def test_files_are_centred_and_their_store_knows(tmp_path):
@@ -310,18 +292,12 @@ def test_means_of_sequences_and_of_draws():
     assert tnsim.similarity(*models, tnsim.Symmetric()).mean_share is None  # which has no inputs
 
 
-def cubic(rng, d, rank):
-    legs = [rng.normal(size=(rank, d)) for _ in range(3)]
-    biases = [rng.normal(size=rank) for _ in legs]
-    return tnsim.Multilinear(legs, rng.normal(size=(d, rank)), biases)
-
-
 POLYNOMIALS = {
     "linear": lambda rng: [linear(rng, 3, 2, bias=True)],
     "bilinear": lambda rng: [bilinear(rng, 3, 4, 2)],
     "biased": lambda rng: [linear(rng, 3, 3, bias=True), bilinear(rng, 3, 4, 3, True)],
     "skip": lambda rng: [tnsim.Residual(bilinear(rng, 3, 4, 3, True)), linear(rng, 3, 2)],
-    "cubic": lambda rng: [cubic(rng, 3, 4)],
+    "cubic": lambda rng: [multilinear(rng, 3, 3, 4, 3, True)],
     "two layers": lambda rng: [bilinear(rng, 3, 4, 2, True), bilinear(rng, 2, 4, 2)],
     "six coordinates": lambda rng: [bilinear(rng, 3, 9, 6, True), bilinear(rng, 6, 9, 2)],
     "three layers": lambda rng: [bilinear(rng, n, 4, 2, True) for n in (3, 2, 2)],

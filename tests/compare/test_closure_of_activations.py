@@ -20,33 +20,47 @@ from tnsim.engine.precision import Arithmetic
 from tnsim.problems.kernel_models import product_of, under
 
 
-def layers_of(model):
-    """Every layer as (activation, gate, up, down, skip), affine maps as (matrix, vector)."""
-    found = []
+def lifted(weight, bias):
+    """An affine map of (1, x) to (1, y)."""
+    bias = np.zeros(len(weight)) if bias is None else bias
+    return np.vstack([np.eye(1, 1 + weight.shape[1]), np.column_stack([bias, weight])])
+
+
+def levels(model):
+    """Every layer with an activation as (f, rows u, rows w, map), and the affine map behind the last one.
+
+    Rows read the state (1, x) below, and the map gives the state above from the state below and the units.
+    """
+    found, below = [], np.eye(model.d_in + 1)
     for layer in model.layers:
         skip, scale = 0.0, 1.0
         if isinstance(layer, tnsim.Residual):
             skip, scale, layer = layer.skip, layer.scale, layer.layer
-        if isinstance(layer, tnsim.Elementwise):
-            eye = np.eye(layer.width), np.zeros(layer.width)
-            found.append((layer.activation, eye, None, (scale * eye[0], eye[1]), skip))
-            continue
         if isinstance(layer, tnsim.Linear):
-            found.append((None, None, None, affine(layer.weight, layer.bias), skip))
+            below = lifted(layer.weight, layer.bias) @ below
             continue
-        bilinear = isinstance(layer, tnsim.Bilinear)
-        f = activation("identity") if bilinear else layer.activation
-        names = ("left", "right") if bilinear else ("gate", "up")
-        gate, up, (down, bias) = (
-            None if getattr(layer, name) is None else affine(getattr(layer, name), getattr(layer, f"{name}_bias"))
-            for name in (*names, "down")
-        )  # fmt: skip
-        found.append((f, gate, up, (scale * down, scale * bias), skip))
-    return found
-
-
-def affine(weight, bias):
-    return np.asarray(weight), np.zeros(len(weight)) if bias is None else np.asarray(bias)
+        down, bias, up = np.eye(layer.d_out), None, None
+        if isinstance(layer, tnsim.Elementwise):
+            f, gate = layer.activation, lifted(down, None)
+        else:
+            is_bilinear = isinstance(layer, tnsim.Bilinear)
+            names = ("left", "right") if is_bilinear else ("gate", "up")
+            f = activation("identity") if is_bilinear else layer.activation
+            gate, up = (
+                None
+                if getattr(layer, name) is None
+                else lifted(getattr(layer, name), getattr(layer, f"{name}_bias"))
+                for name in names
+            )
+            down, bias = layer.down, layer.down_bias
+        factor = np.eye(1, gate.shape[1]).repeat(len(gate), 0) if up is None else up
+        constant = None if bias is None else scale * bias
+        stream = lifted(skip * np.eye(layer.d_out, layer.d_in), constant)
+        units = np.vstack([np.zeros(down.shape[1]), scale * down])
+        above = np.hstack([stream @ below, units])
+        found.append((f, gate[1:] @ below, factor[1:] @ below, above))
+        below = np.eye(layer.d_out + 1)
+    return found, below
 
 
 def nodes_of(f, mean, deviation, near=()):
@@ -64,13 +78,9 @@ def near_crossing(mean, slope, width):
 
 
 def unit_moments(one, two, mean, cov):
-    """E f(u) w, E g(v) w' and E f(u) w g(v) w'; a unit is (f, row u, row w), rows are (vector, number).
-
-    Without an activation f(u) is 1.
-    """
-    rows = [row for unit in (one, two) for row in unit[1:]]
-    at = np.array([row[0] @ mean + row[1] for row in rows])
-    joint = np.array([[x[0] @ cov @ y[0] for y in rows] for x in rows])
+    """E f(u) w g(v) w'; a unit is (f, row u, row w). Without an activation f(u) is 1."""
+    rows = np.stack([*one[1:], *two[1:]])
+    at, joint = rows @ mean, rows @ cov @ rows.T
     (f, *_), (g, *_) = one, two
     if f is None and g is None:
         return joint[1, 3] + at[1] * at[3]
@@ -103,67 +113,38 @@ def unit_moments(one, two, mean, cov):
     return float(total)
 
 
+def beside(one, two):
+    """Two maps of the states of the two models as one."""
+    return np.block(
+        [[one, np.zeros((len(one), two.shape[1]))], [np.zeros((len(two), one.shape[1])), two]]
+    )
+
+
 def closure(a, b, metric):
-    """E of outputs of a, and of b, and of their products, by the recursion."""
-    one, two = layers_of(a), layers_of(b)
-    nonlinear = [[n for n, layer in enumerate(x) if layer[0] is not None] for x in (one, two)]
-    width = a.d_in
-    mean = np.tile(np.zeros(width) if metric.mean is None else metric.mean, 2)
-    cov = np.tile(np.eye(width) if metric.cov is None else metric.cov, (2, 2))
-    places = [0, 0]
-    for level in range(max(map(len, nonlinear)) + 1):
-        for side, layers in enumerate((one, two)):  # linear layers up to the next one that is not
-            ends = [*nonlinear[side], len(layers)]
-            end = ends[min(level, len(ends) - 1)]
-            for *_, (weight, bias), skip in layers[places[side] : end]:
-                matrix = weight + skip * np.eye(len(weight)) if skip else weight
-                mean, cov = mapped(mean, cov, matrix, bias, side, width)
-                if side == 0:
-                    width = len(matrix)
-            places[side] = max(end, places[side])
-        units, outs, consts = [], [], []
-        for side, layers in enumerate((one, two)):
-            start, stop = ((0, width), (width, len(mean)))[side]
-            pick = np.eye(len(mean))[start:stop]
-            if level < len(nonlinear[side]):
-                f, gate, up, (down, bias), skip = layers[places[side]]
-                for i in range(len(gate[0])):
-                    u = gate[0][i] @ pick, gate[1][i]
-                    w = (0 * u[0], 1.0) if up is None else (up[0][i] @ pick, up[1][i])
-                    units.append((f, u, w))
-                out = [down]
-                places[side] += 1
-            else:
-                bias, skip, out = np.zeros(len(pick)), 1.0, []
-            units += [(None, (0 * row, 0.0), (row, 0.0)) for row in pick]
-            outs.append(np.concatenate([*out, skip * np.eye(len(bias), len(pick))], 1))
-            consts.append(bias)
-        ones = (None, (np.zeros(len(mean)), 0.0), (np.zeros(len(mean)), 1.0))
-        means = np.array([unit_moments(unit, ones, mean, cov) for unit in units])
+    """E of outputs of a times those of b, and of the squares of both, by the recursion."""
+    sides, d = [levels(a), levels(b)], a.d_in
+    mean = np.tile([1.0, *(np.zeros(d) if metric.mean is None else metric.mean)], 2)
+    cov = np.tile(np.pad(np.eye(d) if metric.cov is None else metric.cov, ((1, 0), (1, 0))), (2, 2))
+    width = d + 1  # of the state of a, which comes first
+    for level in range(max(len(layers) for layers, _ in sides)):
+        rows, units, maps = np.eye(len(mean)), [], []
+        for own, (layers, _) in zip((rows[:width], rows[width:]), sides, strict=True):
+            units += [(None, row, row) for row in own]
+            maps.append(np.eye(len(own)))
+            if level < len(layers):
+                f, gate, factor, maps[-1] = layers[level]
+                units += [(f, u @ own, w @ own) for u, w in zip(gate, factor, strict=True)]
+        one = None, rows[0], rows[0]
+        means = np.array([unit_moments(unit, one, mean, cov) for unit in units])
         second = np.zeros((len(units),) * 2)
         for i, j in itertools.combinations_with_replacement(range(len(units)), 2):
             second[i, j] = second[j, i] = unit_moments(units[i], units[j], mean, cov)
-        read = np.block([[outs[0], np.zeros((len(outs[0]), outs[1].shape[1]))], [np.zeros((len(outs[1]), outs[0].shape[1])), outs[1]]])  # fmt: skip
-        mean, cov = read @ means + np.concatenate(consts), read @ (second - np.outer(means, means)) @ read.T  # fmt: skip
-        width = len(outs[0])
-        if level + 1 == max(map(len, nonlinear)):
-            for side, layers in enumerate((one, two)):
-                for *_, (weight, bias), _ in layers[places[side] :]:
-                    mean, cov = mapped(mean, cov, weight, bias, side, width)
-                    width = len(weight) if side == 0 else width
-            break
-    raw = cov + np.outer(mean, mean)
+        read, width = beside(*maps), len(maps[0])
+        mean, cov = read @ means, read @ (second - np.outer(means, means)) @ read.T
+    read = beside(*(last[1:] for _, last in sides))
+    raw = read @ (cov + np.outer(mean, mean)) @ read.T
     d = a.d_out
     return np.diag(raw[:d, d:]), np.diag(raw[:d, :d]), np.diag(raw[d:, d:])
-
-
-def mapped(mean, cov, matrix, bias, side, width):
-    """The joint law after a linear layer of one side."""
-    parts = [np.eye(width), np.eye(len(mean) - width)]
-    shifts = [np.zeros(width), np.zeros(len(mean) - width)]
-    parts[side], shifts[side] = matrix, bias
-    read = np.block([[parts[0], np.zeros((len(parts[0]), parts[1].shape[1]))], [np.zeros((len(parts[1]), parts[0].shape[1])), parts[1]]])  # fmt: skip
-    return read @ mean + np.concatenate(shifts), read @ cov @ read.T
 
 
 def linear(generator, rows, columns):

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 from closeness import assert_close
-from oracles import bilinear, expected_products, linear
+from oracles import bilinear, expected_products, in_dtype, linear
 from refusals import refused
 from sequence_oracles import attention
 
@@ -12,10 +12,6 @@ import tnsim
 
 WHOLE = [tnsim.Gaussian(), tnsim.Symmetric()]
 LAYERED = [tnsim.GaussianClosure(), tnsim.TreeSymmetric(), tnsim.Frobenius()]
-
-
-def in_dtype(model, dtype):
-    return jax.tree.map(lambda x: np.asarray(x, dtype) if np.ndim(x) else x, model)
 
 
 @pytest.mark.sampled(quick=1)

@@ -64,10 +64,11 @@ def differentiated(transform, function, *given, **options):
 
 @pytest.mark.sampled(quick=1, slow=5)
 @pytest.mark.parametrize("work, verb", itertools.product(WORKS, VERBS))
-def test_gradients_are_differences_of_the_value(work, verb, never_traced, rng):
+def test_gradients_are_differences_of_the_value(work, verb, never_traced, rng, diagrams):
     """Both models and the moments move; differences are of eighth order."""
     make, metric = WORKS[work]
     models = sequence_cases.pair(make, 2) if work == "attention" else cases.pair(make, rng)
+    assert tnsim.plan(*models, metric).route == "contractions"
     given = numbers_of((*models, metric))
     function = VERBS[verb]
     value, gradient = differentiated(jax.value_and_grad, lambda given: function(*given), given)
@@ -188,10 +189,7 @@ def test_sums_with_traced_coefficients(weights, never_traced, rng):
 
 SUMS = {
     "plans": (lambda arrays: tnsim.Model([tnsim.Bilinear(*arrays)]), tnsim.Gaussian()),
-    "points": (
-        lambda arrays: tnsim.Model([tnsim.Bilinear(*arrays)]),
-        tnsim.Empirical(np.eye(3)),
-    ),
+    "points": (lambda arrays: tnsim.Model([tnsim.Bilinear(*arrays)]), tnsim.Empirical(np.eye(3))),
     "kernels": (
         lambda arrays: tnsim.Model([tnsim.Linear(arrays[0]), tnsim.Elementwise("relu")]),
         tnsim.Gaussian(),

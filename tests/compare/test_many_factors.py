@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 from closeness import LARGEST, assert_close
-from oracles import quadrature
+from oracles import dense_layer, quadrature, symmetric_part
 from refusals import refused
 
 import tnsim
@@ -74,21 +74,7 @@ def test_wide_powers_are_compared_or_refused_at_once(equal, rng):
 def test_many_factors_are_compared_by_coefficients(rng):
     a, b = product(rng, 6), product(rng, 6)
 
-    def symmetric(model):
-        """The tensor over lifted inputs, summed over all orders of its legs."""
-        (layer,) = model.layers
-        lifted = np.eye(WIDTH + 1)
-        rows = [np.column_stack(pair) for pair in zip(layer.leg_biases, layer.legs, strict=True)]
-        tensor = np.einsum("oh,ha,hb,hc,hd,he,hf->oabcdef", layer.down, *rows, optimize=True)
-        constant = layer.down_bias.reshape(-1, *[1] * 6)
-        for axis in range(6):
-            constant = constant * lifted[0].reshape(
-                [1, *[-1 if n == axis else 1 for n in range(6)]]
-            )
-        tensor = tensor + constant
-        return sum(tensor.transpose(0, *p) for p in itertools.permutations(range(1, 7))) / 720
-
-    one, two = symmetric(a), symmetric(b)
+    one, two = (symmetric_part(dense_layer(model.layers[0]))[1:] for model in (a, b))
     expected = (one * two).sum() / np.sqrt((one**2).sum() * (two**2).sum())
     for metric in (tnsim.Symmetric(), tnsim.TreeSymmetric()):
         found = tnsim.pairwise([a, b], metric).similarity[0, 1]

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import recursion_oracle as oracle
 from closeness import assert_close
-from forced import OF_RUNS, take
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import moved
 
 import tnsim
 
@@ -71,12 +71,7 @@ def model(seed, depth, kinds, weights, biases, spread, n_ctx=None):
 
 def near(a, seed):
     """The same layers with every weight changed by a third of itself."""
-    rng = np.random.default_rng(seed)
-
-    def moved(x):
-        return x * (1 + 0.3 * rng.normal(size=np.shape(x))) if np.ndim(x) else x
-
-    return jax.tree.map(moved, a)
+    return moved(np.random.default_rng(seed), a, 0.3)
 
 
 def rounding(a, dtype):
@@ -202,21 +197,12 @@ def test_ordinary_deep_networks(depth, metric):
         assert_close(float(value / size), float(true / size), scale=1.0, rtol=rtol)
 
 
-@pytest.fixture(params=["features", "contractions"])
-def route(request, monkeypatch):
-    """Runs over all pairs along one route, whichever would be taken."""
-    take(monkeypatch, request.param, OF_RUNS)
-
-
 @pytest.mark.crossing(quick=0)
 @pytest.mark.parametrize("dtype", EPS)
 @pytest.mark.parametrize("metric", METRICS)
-def test_all_pairs(metric, dtype, route):
-    models = [
-        model(seed, 3, ["bilinear", "linear"], 1.0, 2.0 ** (10 * seed), 2) for seed in (0, 0, 3)
-    ]
-    models[1] = near(models[0], 1)
-    models[2] = near(models[0], 2)
+def test_all_pairs(metric, dtype):
+    first = model(0, 3, ["bilinear", "linear"], 1.0, 1.0, 2)
+    models = [first, near(first, 1), near(first, 2)]
     matrix = tnsim.pairwise(models, METRICS[metric], dtype=dtype).similarity.values
     for i, j in np.ndindex(3, 3):
         check(matrix[i, j], models[i], models[j], METRICS[metric], dtype)

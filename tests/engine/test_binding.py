@@ -58,9 +58,6 @@ def test_programs_of_any_operations(program, precision):
     arrays = drawn(program.shapes, dtype)
     wanted, _ = eager.run_program(program, list(arrays))
     found, _ = of_program(program, arrays, dtype)
-    for one, other in zip(found, dict.fromkeys(range(len(found))), strict=True):
-        names = plan_of(program).outputs
-        assert one.shape == wanted[names.index(f"out{other}")].shape
     for one, other in zip(found, wanted, strict=True):
         assert_close(one, other, scale=max(np.abs(other).max(initial=0.0), 1.0), rtol=rtol,
                      limited_by="float32")  # fmt: skip

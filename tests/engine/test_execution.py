@@ -174,28 +174,6 @@ def test_visible_rounding_is_not_silent():
         tnsim.similarity(a, b, tnsim.TreeSymmetric(), dtype="float32", budget=narrow)
 
 
-@pytest.mark.sampled(quick=0)
-@pytest.mark.parametrize(
-    "metric", [tnsim.TreeSymmetric(), tnsim.GaussianClosure()], ids=lambda m: m.name
-)
-def test_deep_cosine_does_not_depend_on_the_scale_of_the_weights(metric):
-    """Norms of exp(+-3e5) at depth 16: logarithms cancel stage by stage, so their rounding never reaches the cosine."""
-    a, b = stack(16), tnsim.Model([*stack(16).layers[:-1], stack(16, seed=3).layers[-1]])
-    big = tnsim.Model([tnsim.Bilinear(977.0 * x.left, x.right, x.down) for x in b.layers])
-    assert abs(tnsim.similarity(a, b, metric)) > 1e-3
-    assert abs(tnsim.similarity(a, b, metric) - tnsim.similarity(a, big, metric)) < 2**16 * 1e-15
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::tnsim.PrecisionWarning")
-def test_equal_layers_share_one_program():
-    a, b = bench.random_stack(5, 11, 64, "float64", 0), bench.random_stack(5, 11, 64, "float64", 1)
-    with using(Session(tier="compile")) as fresh:
-        tnsim.similarity(a, b, tnsim.TreeSymmetric())
-        tnsim.similarity(b, a, tnsim.TreeSymmetric())
-        assert len(fresh.programs) == 3  # the first layer, the last, and all between
-
-
 def test_a_loop_is_compiled_once():
     outer = Operation("contract", (0, 1), ((0, 1), (1, 2)), (0, 2))
     body = Program(((4, 5), (5, 6)), (outer,), (2,))

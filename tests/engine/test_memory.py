@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from closeness import assert_close
 from oracles import bilinear
+from processes import python
 from refusals import refused
 
 import tnsim
 from tnsim.engine import costs
 from tnsim.engine.ir.program import Operation, Program
-from tnsim.engine.plan import Plan
 from tnsim.engine.runtime import compiling, devices, execution
 from tnsim.engine.runtime.compiling import Wanted
 from tnsim.problems import features
@@ -91,12 +91,7 @@ def test_version_1_also_where_a_container_sees_the_path_of_its_host(tmp_path, ma
 
 
 @pytest.mark.parametrize(
-    "texts",
-    [
-        {},
-        {"self/cgroup": "nonsense\n"},
-        {"self/cgroup": "0::/../..\n"},
-    ],
+    "texts", [{}, {"self/cgroup": "nonsense\n"}, {"self/cgroup": "0::/../..\n"}]
 )
 def test_what_says_nothing_is_passed_over(tmp_path, texts, monkeypatch):
     """As where the system has no control groups, and does not tell of its memory."""
@@ -138,16 +133,25 @@ def test_copies_that_a_matrix_product_needs_are_counted():
     assert costs.peak_elements(program) == 512 + 2048 + 2 * 1024
 
 
+def wide(rng):
+    return tnsim.Model([bilinear(rng, 64, 96, 64), bilinear(rng, 64, 96, 8)])
+
+
+def attending(rng):
+    """Of long programs, which XLA orders in its own way; one layer has none beyond 118 operations."""
+    square = (rng.normal(size=(16, 16)) for _ in range(6))
+    return tnsim.Model([tnsim.Attention(*square, n_heads=2)], n_ctx=24)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="the buffers of CPU programs")
-@pytest.mark.parametrize("metric", [tnsim.Gaussian(), tnsim.TreeSymmetric()], ids=lambda m: m.name)
-def test_planned_arrays_hold_what_xla_allocates(metric, rng):
+@pytest.mark.parametrize(
+    "make, metric",
+    [(wide, tnsim.Gaussian()), (wide, tnsim.TreeSymmetric()), (attending, tnsim.TreeSymmetric())],
+)
+def test_planned_arrays_hold_what_xla_allocates(make, metric, rng):
     """XLA's own count of every compiled program of a size that matters."""
-    a, b = (tnsim.Model([bilinear(rng, 64, 96, 64), bilinear(rng, 64, 96, 8)]) for _ in range(2))
-    check_allocations(tnsim.plan(a, b, metric).contraction)
-
-
-def check_allocations(planned: Plan) -> None:
+    planned = tnsim.plan(make(rng), make(rng), metric, cosine=make is attending).contraction
     large = [program for program in planned.programs if costs.peak_elements(program) > 2**15]
     assert large
     for program in large:
@@ -162,19 +166,6 @@ def allocated_by_xla(program: Program) -> int:
     sizes = compiled.run.memory_analysis()
     allocated = sizes.argument_size_in_bytes + sizes.output_size_in_bytes
     return allocated + sizes.temp_size_in_bytes
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(jax.default_backend() != "cpu", reason="the buffers of CPU programs")
-def test_planned_bytes_of_attention_hold_all_that_xla_allocates(rng):
-    """Long programs, which XLA orders in its own way; one layer has none beyond 118 operations."""
-    a, b = (
-        tnsim.Model(
-            [tnsim.Attention(*(rng.normal(size=(16, 16)) for _ in range(6)), n_heads=2)], n_ctx=24
-        )
-        for _ in range(2)
-    )
-    check_allocations(tnsim.plan(a, b, tnsim.TreeSymmetric(), cosine=True).contraction)
 
 
 @pytest.mark.slow
@@ -283,11 +274,7 @@ def limited(setup: str, verb: str, room: int, tier: str = "auto") -> dict[str, s
     only waits meets the limit of the clock.
     """
     code = LIMITED.format(setup=setup, verb=verb, room=room, tier=tier)
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=200
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    return dict(line.split(" ", 1) for line in python(code)[0].splitlines())
 
 
 @pytest.mark.slow
@@ -375,9 +362,7 @@ for name in sys.argv[2:]:
 )
 def test_too_little_address_space_to_compile_is_told(mebibytes):
     """XLA would end the process. Forward passes of few multiplications need no compiler."""
-    command = [sys.executable, "-c", LITTLE, str(mebibytes), "similarity", "closure", "pairwise"]
-    done = subprocess.run([*command, "empirical"], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
-    *refused, answered = done.stdout.splitlines()
+    verbs = "similarity", "closure", "pairwise", "empirical"
+    *refused, answered = python(LITTLE, mebibytes, *verbs)[0].splitlines()
     assert len(refused) == 3 and all("compiling takes" in line for line in refused)
     assert -1 <= float(answered.split()[1]) <= 1

@@ -288,14 +288,8 @@ def test_a_cosine_beyond_its_error_bound_is_our_error():
 
 def skewed(rng, condition):
     """Two bilinear layers, and the same function in a hidden basis of a condition."""
-    first = [rng.normal(size=shape) for shape in ((9, 4), (9, 4), (4, 9))]
-    second = [rng.normal(size=shape) for shape in ((9, 4), (9, 4), (2, 9))]
-    left, right = (np.linalg.qr(rng.normal(size=(4, 4)))[0] for _ in range(2))
-    basis = left @ np.diag(np.geomspace(1, condition, 4)) @ right
-    back = np.linalg.inv(basis)
-    a = tnsim.Model([tnsim.Bilinear(*first), tnsim.Bilinear(*second)])
-    there = tnsim.Bilinear(first[0], first[1], basis @ first[2])
-    return a, tnsim.Model([there, tnsim.Bilinear(second[0] @ back, second[1] @ back, second[2])])
+    matrices, *bases = cases.skewed(rng, condition)
+    return cases.in_basis(matrices, np.eye(4), np.eye(4)), cases.in_basis(matrices, *bases)
 
 
 @pytest.mark.crossing(quick=0)

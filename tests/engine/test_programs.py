@@ -10,6 +10,7 @@ import backends
 import jax
 import numpy as np
 import pytest
+from processes import python, started
 
 import tnsim
 from tnsim.engine.ir.program import Operation, Program
@@ -226,10 +227,9 @@ with tnsim.using(tnsim.Session(tier="compile")):
 @pytest.mark.slow
 def test_processes_that_write_at_once(folder):
     """All compile, all write, and a later one reads: the same bits from each."""
-    run = [sys.executable, "-c", TWO]
-    at_once = [subprocess.Popen(run, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    at_once = [started(TWO, stdout=subprocess.PIPE) for _ in range(2)]
     said = [process.communicate()[0] for process in at_once]
-    said.append(subprocess.run(run, capture_output=True, text=True, check=True).stdout)
+    said.append(python(TWO)[0])
     assert said[0] and len(set(said)) == 1
     assert all(file.suffix == ".program" for file in folder.iterdir())
 
@@ -242,8 +242,7 @@ def test_programs_in_the_cache_of_jax_are_kept_there_alone(folder, tmp_path, mon
     monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
     # XLA's own level, at which code has the kernels that were not found.
     monkeypatch.delenv("XLA_FLAGS", raising=False)
-    run = [sys.executable, "-c", TWO.replace("3, 4, 4", "3, 64, 64")]
-    said = {subprocess.run(run, capture_output=True, text=True, check=True).stdout for _ in "123"}
+    said = {python(TWO.replace("3, 4, 4", "3, 64, 64"))[0] for _ in "123"}
     assert len(said) == 1 and "0x" in said.pop()
     assert any((tmp_path / "jax").iterdir()) and not folder.exists()
 

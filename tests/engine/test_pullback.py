@@ -20,7 +20,6 @@ from random_programs import drawn, programs
 from refusals import refused
 
 import tnsim
-from tnsim import Session, using
 from tnsim.cli import bench
 from tnsim.engine import costs
 from tnsim.engine.budget import Budget, check_pullbacks
@@ -153,25 +152,19 @@ def slopes_and_steps(plan, wanted, seed=0):
 
 
 @pytest.mark.parametrize(
-    "work", [pytest.param(n, marks=pytest.mark.slow) if n in DEAR else n for n in WORKS]
+    "work, backend",
+    [
+        *((pytest.param(n, "interpret", marks=[pytest.mark.slow] * (n in DEAR))) for n in WORKS),
+        pytest.param("one bilinear layer", "compile", marks=pytest.mark.slow),
+    ],
+    indirect=["backend"],
 )
-def test_derivatives_of_plans(work, rng):
+def test_derivatives_of_plans(work, backend, rng):
     *models, metric = WORKS[work](rng)
     plan = tnsim.plan(*models, metric, cosine=True).contraction
     names = [*plan.shapes]
     for wanted in (frozenset(names), frozenset(n for n in names if n.startswith("A."))):
         value, expected, size = slopes_and_steps(plan, wanted)
-        assert_close(value, expected, scale=size, rtol=1e-12)
-
-
-@pytest.mark.slow
-def test_both_tiers():
-    """NumPy and XLA."""
-    plan = tnsim.plan(*stacks(3, 1), tnsim.Gaussian(), cosine=True).contraction
-    wanted = frozenset(plan.shapes)
-    for tier in ("interpret", "compile"):
-        with using(Session(tier=tier)):
-            value, expected, size = slopes_and_steps(plan, wanted)
         assert_close(value, expected, scale=size, rtol=1e-12)
 
 

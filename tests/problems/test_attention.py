@@ -1,27 +1,21 @@
 """Models of sequences: every layer kind under every metric against quadrature and dense tensors, at two or three positions.
 
-Correctness is the plan's, so nothing is compiled here but what `test_jax_agrees` needs.
+Nothing is compiled.
 """
 
 import dataclasses
 import itertools
 
-import backends
 import numpy as np
 import pytest
 from closeness import LARGEST, assert_close
-from oracles import bilinear, linear
+from oracles import bilinear, closure_products, expected_products, linear
+from rational_oracle import layer_forward, rational
 from refusals import refused
 from seeds import generator
 from sequence_cases import DEEP, ONE_LAYER, D, inputs, pair
-from sequence_oracles import (
-    attention,
-    dense_tree_product,
-    linear_attention,
-    plain_attention,
-    sequence_closure,
-    sequence_products,
-)
+from sequence_oracles import attention, dense_tree_product, linear_attention
+from test_exactness import check
 
 import tnsim
 
@@ -31,10 +25,10 @@ import tnsim
 def test_forward_pass_is_the_formula(rope_base, mask, rng):
     layer = attention(rng, 3, 2, 4, 3, 5, True, mask=mask, rope_base=rope_base)
     x = rng.normal(size=(7, 3))
-    assert_close(layer(x), plain_attention(layer, x), scale=LARGEST, rtol=1e-13)
-    assert_close(
-        layer(np.stack([x, 2 * x]))[1], plain_attention(layer, 2 * x), scale=LARGEST, rtol=1e-13
-    )
+    both = np.stack([x, 2 * x])
+    wanted = layer_forward(layer, rational(both)).astype(np.float64)
+    assert_close(layer(x), wanted[0], scale=LARGEST, rtol=1e-13)
+    assert_close(layer(both), wanted, scale=LARGEST, rtol=1e-13)
 
 
 @pytest.mark.crossing(quick=0, slow=1)
@@ -43,20 +37,8 @@ def test_forward_pass_is_the_formula(rope_base, mask, rng):
 def test_one_nonlinear_layer_is_exact(layers, form):
     a, b = pair(ONE_LAYER[layers], 2)
     metric = tnsim.Gaussian(*inputs(generator(3), 2, D)[form])
-    expected = [sequence_products(x, y, metric) for x, y in ((a, b), (a, a), (b, b))]
-    found = tnsim.inner(a, b, metric)
-    scale = np.sqrt(expected[1].sum() * expected[2].sum())
-    assert_close(found, expected[0].sum(), scale=scale, rtol=1e-10)
-    assert found.exact
-    cosine = expected[0].sum() / scale
-    assert_close(tnsim.similarity(a, b, metric), cosine, scale=1.0, rtol=1e-10)
-    if form in ("standard", "each"):
-        assert_close(
-            tnsim.slices(a, b, metric),
-            expected[0] / np.sqrt(expected[1] * expected[2]),
-            scale=1.0,
-            rtol=1e-10,
-        )
+    check(a, b, metric, lambda x, y: expected_products(x, y, metric))
+    assert tnsim.inner(a, b, metric).exact
 
 
 @pytest.mark.slow
@@ -68,7 +50,7 @@ def test_three_positions():
         )
     )
     metric = tnsim.Gaussian(np.array([0.5]), np.array([[0.7]]))
-    assert_close(tnsim.inner(a, b, metric), sequence_products(a, b, metric).sum(), rtol=1e-10)
+    assert_close(tnsim.inner(a, b, metric), expected_products(a, b, metric).sum(), rtol=1e-10)
 
 
 @pytest.mark.sampled(quick=0, slow=2)
@@ -77,7 +59,7 @@ def test_three_positions():
 def test_closure_is_the_joint_gaussian_layer_by_layer(layers, form):
     a, b = pair(DEEP[layers], 2)
     metric = tnsim.GaussianClosure(*inputs(generator(4), 2, 1)[form])
-    expected = sequence_closure(a, b, metric)
+    expected = closure_products(a, b, metric)
     found = tnsim.inner(a, b, metric)
     assert_close(found, expected.sum())
     assert not found.exact
@@ -91,15 +73,10 @@ def test_tree_metrics_are_those_of_dense_tensors(layers, symmetrised):
         return
     a, b = pair({**ONE_LAYER, **DEEP}[layers], 2)
     metric = tnsim.TreeSymmetric() if symmetrised else tnsim.Frobenius()
-    expected = [dense_tree_product(x, y, symmetrised) for x, y in ((a, b), (a, a), (b, b))]
-    scale = np.sqrt(expected[1].sum() * expected[2].sum())
-    assert_close(tnsim.inner(a, b, metric), expected[0].sum(), scale=scale, rtol=1e-10)
-    assert_close(
-        tnsim.slices(a, b, metric), expected[0] / np.sqrt(expected[1] * expected[2]), scale=1.0
-    )
+    check(a, b, metric, lambda x, y: dense_tree_product(x, y, symmetrised))
     if symmetrised and sum(order > 1 for order in a.orders) == 1:
         inner = tnsim.inner(a, b, tnsim.Symmetric())
-        assert_close(inner, expected[0].sum(), scale=scale, rtol=1e-10)
+        assert_close(inner, tnsim.inner(a, b, metric), scale=LARGEST, rtol=1e-10)
 
 
 TOKENS = 3
@@ -135,15 +112,7 @@ def test_categorical_is_the_sum_over_all_sequences(first, second, n_ctx):
         )
 
     metric = tnsim.Categorical(p)
-    expected = [enumerated(x, y) for x, y in ((a, b), (a, a), (b, b))]
-    scale = np.sqrt(expected[1].sum() * expected[2].sum())
-    assert_close(tnsim.inner(a, b, metric), expected[0].sum(), scale=scale, rtol=1e-10)
-    assert_close(
-        tnsim.slices(a, b, metric),
-        expected[0] / np.sqrt(expected[1] * expected[2]),
-        scale=1.0,
-        rtol=1e-10,
-    )
+    check(a, b, metric, enumerated)
     assert tnsim.similarity(a, b, metric).exact
 
 
@@ -184,21 +153,6 @@ def test_categorical_refuses():
         tnsim.inner(*[tnsim.Model([linear(rng, 3, 2)])] * 2, tnsim.Categorical())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("layers", ["attention and bilinear", "bilinear, then attention"])
-def test_small_deep_models_are_exact(layers):
-    """Twenty legs over flattened sequences, biases and skips included, against quadrature of degree-20 products."""
-    a, b = pair(DEEP[layers], 2)
-    metric = tnsim.Gaussian(np.array([0.3]), np.array([0.8]))
-    expected = sequence_products(a, b, metric)
-    found = tnsim.inner(a, b, metric)
-    assert_close(found, expected.sum())
-    assert found.exact
-    norms = [sequence_products(m, m, metric) for m in (a, b)]
-    assert_close(tnsim.slices(a, b, metric), expected / np.sqrt(norms[0] * norms[1]), scale=1.0)
-    assert tnsim.similarity(a, b, tnsim.Symmetric()) < 1.0
-
-
 def test_constants_are_not_gaussian():
     """f(x) = x written with attention: q and k are the constant 1. E|f|^2 = 2; taking the constant for a Gaussian gives 210."""
     ones, zero = np.ones(1), np.zeros((1, 2))
@@ -236,35 +190,6 @@ def test_symmetries_leave_the_similarity_at_one():
                 rtol=1e-12,
             )
     assert tnsim.similarity(model, tnsim.Model([swapped], n_ctx=3), tnsim.Frobenius()) < 0.99
-
-
-@pytest.mark.slow
-def test_deep_attention_grows_without_overflow():
-    rng = generator(6)
-    layers = [attention(rng, 4, 2, 2, 2, 4, rope_base=None) for _ in range(4)]
-    model = tnsim.Model(layers, n_ctx=2)
-    for metric in (tnsim.TreeSymmetric(), tnsim.GaussianClosure()):
-        sign, log = tnsim.log_inner(model, 2.0 * model, metric)
-        assert sign == 1
-        assert np.isfinite(log)
-
-
-@pytest.mark.full
-@pytest.mark.slow
-@backends.compiled
-def test_jax_agrees():
-    a, b = pair(ONE_LAYER["transformer"], 2)
-    metric = tnsim.Gaussian()
-    plan = tnsim.plan(a, b, metric)
-    assert plan.exact
-    assert plan.contraction.contractions > 100
-    assert_close(tnsim.inner(a, b, metric), sequence_products(a, b, metric).sum(), rtol=1e-10)
-    assert_close(
-        tnsim.inner(a, b, metric, dtype="float32"),
-        sequence_products(a, b, metric).sum(),
-        rtol=1e-4,
-        limited_by="float32",
-    )
 
 
 def test_what_cannot_be_compared_says_so():

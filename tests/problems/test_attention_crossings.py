@@ -15,21 +15,17 @@ import pytest
 from closeness import LARGEST, assert_close
 from oracles import (
     bilinear,
-    dense_product,
+    closure_products,
     expected_products,
+    in_dtype,
     linear,
+    moments_of,
     quadrature,
     random_gaussian,
 )
-from rational_oracle import SequenceFunction, cosine_of_sequences
+from rational_oracle import Function, cosine_of_sequences
 from sequence_cases import slow
-from sequence_oracles import (
-    attention,
-    dense_tree_product,
-    sequence_closure,
-    sequence_moments,
-    sequence_products,
-)
+from sequence_oracles import attention, dense_tree_product
 
 import tnsim
 import tnsim.models.components
@@ -46,9 +42,7 @@ def bare(layer, *names):
 
 # attention in every setting, between other layers: rng -> layers from two coordinates to two
 ONE = {
-    "rotation, some biases": lambda g: [
-        bare(attention(g, 2, 1, 2, 2, 2, True), "k1", "v", "o"),
-    ],
+    "rotation, some biases": lambda g: [bare(attention(g, 2, 1, 2, 2, 2, True), "k1", "v", "o")],
     "biases, no rotation, no mask": lambda g: [
         tnsim.Residual(attention(g, 2, 2, 1, 1, 2, True, rope_base=None, mask="none"), 0.7, 0.35),
         linear(g, 2, 2, True),
@@ -114,11 +108,10 @@ def products_under(metric):
 
     def products(a, b):
         if isinstance(metric, (tnsim.TreeSymmetric, tnsim.Frobenius)):
-            dense = dense_product if a.n_ctx is None else dense_tree_product
-            return dense(a, b, isinstance(metric, tnsim.TreeSymmetric))
+            return dense_tree_product(a, b, isinstance(metric, tnsim.TreeSymmetric))
         if isinstance(metric, tnsim.GaussianClosure):
-            return sequence_closure(a, b, metric)
-        return (expected_products if a.n_ctx is None else sequence_products)(a, b, metric)
+            return closure_products(a, b, metric)
+        return expected_products(a, b, metric)
 
     return products
 
@@ -141,54 +134,44 @@ METRICS = {
 }
 
 
-@pytest.mark.sampled(quick=0, slow=1)
-@pytest.mark.parametrize("metric", ["tree", "gaussian", "frobenius"])
-@pytest.mark.parametrize("case", ONE)
-def test_gradients(case, metric, rng):
-    """Of a similarity, in one model."""
-    a, b = pair(ONE[case], rng)
-    metric = METRICS[metric](rng, 2)
-    products = products_under(metric)
-    agrees(
-        lambda model: tnsim.similarity(model, b, metric),
-        lambda model: cosine(products, model, b),
-        a,
-        rng,
-    )
+def three_legs(g):
+    """A product of three maps, of which one has no bias, beside a skip."""
+    legs, biases = g.normal(size=(3, 3, 2)), [g.normal(size=3), None, g.normal(size=3)]
+    layer = tnsim.Multilinear(legs, g.normal(size=(2, 3)), biases, g.normal(size=2))
+    return [tnsim.Residual(layer, 0.5, 0.7)]
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("metric", ["tree", "frobenius", "gaussian"])
-@pytest.mark.parametrize("case", ONE)
-def test_gradients_of_slices(case, metric, rng):
-    """Of one output, in both models at once."""
-    models = pair(ONE[case], rng)
-    metric = METRICS[metric](rng, 2)
-    products = products_under(metric)
-    agrees(
-        lambda both: tnsim.slices(*both, metric)[0],
-        lambda both: cosine(lambda *both: products(*both)[0], *both),
-        models,
-        rng,
-    )
+# verb -> its number, and the number of two models by their inner products
+DIFFERENTIATED = {
+    "similarity": (tnsim.similarity, cosine),
+    "slices": (
+        lambda *ask: tnsim.slices(*ask)[0],
+        lambda products, *both: cosine(lambda *pair: products(*pair)[0], *both),
+    ),
+    "log_inner": (
+        lambda *ask: tnsim.log_inner(*ask).log,
+        lambda products, *both: log_size(products(*both).sum()),
+    ),
+}
+ONE_LAYER = ONE | {"three legs": three_legs}
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("metric", ["tree", "frobenius", "closure"])
-@pytest.mark.parametrize("case", TWO)
-def test_gradients_of_two_layers(case, metric, rng):
-    models = pair(TWO[case], rng)
-    metric = METRICS[metric](rng, 1)
-    products = products_under(metric)
+@pytest.mark.sampled(quick=0, slow=5)
+@pytest.mark.parametrize(
+    "case, verb, metric",
+    [
+        *itertools.product(ONE_LAYER, ["similarity", "slices"], ["tree", "frobenius", "gaussian"]),
+        *itertools.product(TWO, ["similarity", "log_inner"], ["tree", "frobenius", "closure"]),
+    ],
+)
+def test_gradients(case, verb, metric, rng):
+    """In both models at once."""
+    models = pair((ONE_LAYER | TWO)[case], rng)
+    metric = METRICS[metric](rng, models[0].d_in)
+    value, expected = DIFFERENTIATED[verb]
     agrees(
-        lambda both: tnsim.similarity(*both, metric),
-        lambda both: cosine(products, *both),
-        models,
-        rng,
-    )
-    agrees(
-        lambda both: tnsim.log_inner(*both, metric).log,
-        lambda both: log_size(products(*both).sum()),
+        lambda both: value(*both, metric),
+        lambda both: expected(products_under(metric), *both),
         models,
         rng,
     )
@@ -245,25 +228,6 @@ def test_gradients_over_tokens(metric, rng):
     )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("metric", ["tree", "frobenius", "gaussian"])
-def test_gradients_of_three_legs(metric, rng):
-    """Of `Multilinear` layers, biases and a skip among them."""
-    arrays = [[rng.normal(size=(3, 2)) for _ in range(3)] for _ in range(2)]
-    biases = [rng.normal(size=3), None, rng.normal(size=3)]
-    first = tnsim.Multilinear(arrays[0], rng.normal(size=(2, 3)), biases, rng.normal(size=2))
-    second = tnsim.Multilinear(arrays[1], rng.normal(size=(2, 3)))
-    models = tnsim.Model([tnsim.Residual(first, 0.5, 0.7)]), tnsim.Model([second])
-    metric = METRICS[metric](rng, 1)  # two positions of one coordinate are two coordinates
-    products = products_under(metric)
-    agrees(
-        lambda both: tnsim.similarity(*both, metric),
-        lambda both: cosine(products, *both),
-        models,
-        rng,
-    )
-
-
 # --------------------------------------------------------------------- units, batches
 
 
@@ -275,10 +239,6 @@ def agrees_in_units(found, expected, dtype, scale):
     """float32 has seven digits, and its cosines were seen to differ by up to 7e-7."""
     rtol, reason = {"float32": (3e-5, "float32"), "float64": (1e-12, None)}[dtype]
     assert_close(found, expected, scale=scale, rtol=rtol, limited_by=reason)
-
-
-def in_dtype(model, dtype):
-    return jax.tree.map(lambda x: np.asarray(x, dtype) if np.ndim(x) else x, model)
 
 
 @pytest.mark.slow
@@ -362,7 +322,7 @@ def test_pairs_over_dependent_positions(case, metric, rng):
     a, b = pair(ONE[case], rng)
     metric = METRICS[metric](rng, 2)
     models = [a, b, a - 0.5 * b]
-    points, weights = quadrature(6, *sequence_moments(metric, N, 2))
+    points, weights = quadrature(6, *moments_of(metric, 2, N))
     values = [model(points.reshape(-1, N, 2)) for model in models]
     gram = np.array([[np.einsum("p,psk,psk->", weights, x, y) for y in values] for x in values])
     norms = np.sqrt(np.diag(gram))
@@ -381,7 +341,7 @@ def test_differences_of_attention_in_fractions(size, rng):
     mean = np.array([[0.25], [-0.5]])
     for root in (np.array([[1.0, 0.0], [0.5, 0.75]]), np.array([[1.0], [-0.5]])):
         metric = tnsim.Gaussian(mean.ravel(), root @ root.T)
-        functions = SequenceFunction(b - a), SequenceFunction(c)
+        functions = Function(b - a), Function(c)
         expected = float(cosine_of_sequences(*functions, mean, root))
         assert_close(tnsim.similarity(b - a, c, metric), expected, scale=1.0, rtol=1e-11)
 
@@ -403,16 +363,19 @@ DEEP = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.sampled(quick=0, slow=1)
 @pytest.mark.parametrize("case", DEEP)
-def test_deep_attention_by_diagrams(case, rng):
+def test_deep_attention_by_diagrams(case, rng, diagrams):
     """Twenty legs of both models joined over a mean and a covariance of all positions."""
     a, b = pair(DEEP[case], rng)
     metric = over_positions(rng, tnsim.Gaussian, a.d_in)
-    expected, *norms = (sequence_products(x, y, metric).sum() for x, y in ((a, b), (a, a), (b, b)))
+    expected, *norms = (expected_products(x, y, metric) for x, y in ((a, b), (a, a), (b, b)))
     found = tnsim.inner(a, b, metric)
-    assert found.exact
-    assert_close(found, expected, scale=np.sqrt(norms[0] * norms[1]), rtol=1e-11)
+    assert found.exact and found.route == "contractions"
+    scale = np.sqrt(norms[0].sum() * norms[1].sum())
+    assert_close(found, expected.sum(), scale=scale, rtol=1e-11)
+    slices = tnsim.slices(a, b, metric)
+    assert_close(slices, expected / np.sqrt(norms[0] * norms[1]), scale=1.0, rtol=1e-11)
 
 
 # ------------------------------------------------------------------------------------- paths
@@ -454,7 +417,7 @@ def test_paths_over_dependent_positions(case, by, within, rng, diagrams):
     metric = over_positions(rng, tnsim.Gaussian, a.d_in)
     found = tnsim.paths(a, b, metric, by=by, within=within)
     names = tnsim.components(a, by)
-    x, weights = quadrature(a.degree + 1, *sequence_moments(metric, N, a.d_in))
+    x, weights = quadrature(a.degree + 1, *moments_of(metric, a.d_in, N))
     x = x.reshape(-1, N, a.d_in)
 
     def parts(model, labels):

@@ -6,7 +6,7 @@ import cases
 import numpy as np
 import pytest
 from closeness import LARGEST, assert_close
-from oracles import bilinear, dense_symmetric_product, expected_products, linear
+from oracles import bilinear, dense_symmetric_product, expected_products, linear, multilinear
 from refusals import refused
 
 import tnsim
@@ -68,10 +68,8 @@ def test_symmetric(case, rng):
 def test_products_of_three_legs(biases, rng):
     """Odd orders, under a bilinear layer and over one, and skips around three legs."""
 
-    def cubic(d_in, rank, d_out):
-        legs = [rng.normal(size=(rank, d_in)) for _ in range(3)]
-        constants = [rng.normal(size=rank) for _ in range(3)] if biases else None
-        return tnsim.Multilinear(legs, rng.normal(size=(d_out, rank)), constants)
+    def cubic(*sizes):
+        return multilinear(rng, 3, *sizes, biases)
 
     a = tnsim.Model([cubic(2, 3, 2), bilinear(rng, 2, 3, 2, biases)])
     b = tnsim.Model([bilinear(rng, 2, 2, 2, biases), cubic(2, 2, 2)])

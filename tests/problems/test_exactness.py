@@ -112,16 +112,6 @@ def test_symmetric_three_layers_at_tiny_size(rng):
     )
 
 
-@pytest.mark.slow
-@backends.both
-def test_the_closure_misses_what_the_exact_metric_has(rng):
-    """Hidden states are not Gaussian, and treating them so moves the cosine."""
-    a, b = cases.pair(cases.DEEP["two bilinear"], rng)
-    exact, closed = tnsim.similarity(a, b), tnsim.similarity(a, b, tnsim.GaussianClosure())
-    assert abs(exact - closed) > 1e-3
-    assert abs(tnsim.check(a, b, tnsim.Gaussian(), samples=200_000).deviation) < 5
-
-
 @pytest.mark.crossing
 @backends.with_inputs(
     ["standard", "diagonal", "mean and covariance"], ["standard", "mean and covariance"]
@@ -145,16 +135,6 @@ def test_tree_metrics_against_dense_tensors(name, metric, rng):
 
 
 @backends.both
-def test_linear_against_bilinear(rng):
-    """Different orders: E<Wx, f(x)> involves odd moments only, so the mean matters."""
-    a = tnsim.Model([cases.linear(rng, 3, 4), cases.linear(rng, 4, 2, True)])
-    b = tnsim.Model([cases.linear(rng, 3, 3), cases.bilinear(rng, 3, 5, 2, True)])
-    for inputs in cases.INPUTS.values():
-        metric = tnsim.Gaussian(*inputs(rng))
-        check(a, b, metric, lambda p, q, metric=metric: expected_products(p, q, metric))
-
-
-@backends.both
 @pytest.mark.parametrize("name", ["bilinear biases", "lerp residual", "embedded"])
 def test_differences_expand_by_bilinearity(name, rng):
     (a, b), (c, _) = cases.pair(cases.SHALLOW[name], rng), cases.pair(cases.SHALLOW[name], rng)
@@ -173,15 +153,6 @@ def test_differences_expand_by_bilinearity(name, rng):
     assert_close(tnsim.slices(a, diff, metric), ad / np.sqrt(aa * dd), scale=1.0, rtol=TOLERANCE)
     x = rng.normal(size=(5, a.d_in))
     assert_close(diff(x), b(x) - 0.5 * c(x), rtol=1e-13)
-
-
-@pytest.mark.slow
-@backends.compiled
-def test_float32_on_request(rng):
-    a, b = cases.pair(cases.SHALLOW["embedded biases"], rng)
-    exact, single = tnsim.similarity(a, b), tnsim.similarity(a, b, dtype="float32")
-    assert 0 < abs(exact - single) < 1e-5
-    assert isinstance(single, np.float64)
 
 
 def test_hermite_weights_are_the_gaussian_moments():

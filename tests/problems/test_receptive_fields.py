@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 from closeness import assert_close
+from oracles import moments_of, quadrature
 from refusals import refused
 
 import tnsim
@@ -119,14 +120,12 @@ def test_networks_of_other_forms(rng):
 
 def test_by_quadrature_on_few_pixels(rng):
     """Two layers on images of 3 x 3 pixels, of which a row varies: E[f g] by Gauss-Hermite nodes."""
-    x, w = np.polynomial.hermite_e.hermegauss(6)
-    grid = np.stack(np.meshgrid(x, x, x, indexing="ij"), -1).reshape(-1, 3)
-    weights = np.prod(np.stack(np.meshgrid(w, w, w, indexing="ij"), -1).reshape(-1, 3), 1)
     mean, variances = rng.normal(size=9), np.r_[np.zeros(3), rng.uniform(0.5, 2, 3), np.zeros(3)]
+    grid, weights = quadrature(6, mean[3:6], np.diag(variances[3:6]))
     points = np.tile(mean, (len(grid), 1))
-    points[:, 3:6] += grid * np.sqrt(variances[3:6])
+    points[:, 3:6] = grid
     a, b = (network(rng, size=3, kernels=(2, 2), biases=True) for _ in "ab")
-    expected = np.sum(weights[:, None] * a(points) * b(points)) / weights.sum()
+    expected = np.sum(weights[:, None] * a(points) * b(points))
     assert_close(tnsim.inner(a, b, tnsim.Gaussian(mean, variances)), expected, rtol=1e-11)
 
 
@@ -157,23 +156,17 @@ def holed_model(rng, width):
 @pytest.mark.slow
 def test_random_layers_with_rows_and_columns_without_entries(rng):
     """Against Gauss-Hermite nodes of the models written out."""
-    x, w = np.polynomial.hermite_e.hermegauss(5)
-    grid = np.stack(np.meshgrid(*[x] * 4, indexing="ij"), -1).reshape(-1, 4)
-    weights = np.prod(np.stack(np.meshgrid(*[w] * 4, indexing="ij"), -1).reshape(-1, 4), 1)
-    weights = (weights / weights.sum())[:, None]
-    mean, variances = rng.normal(size=4), np.r_[0.0, rng.uniform(0.5, 2, 3)]
+    several = tnsim.Gaussian(), tnsim.Gaussian(rng.normal(size=4), [0.0, *rng.uniform(0.5, 2, 3)])
     routes = set()
-    for metric, points in (
-        (tnsim.Gaussian(), grid),
-        (tnsim.Gaussian(mean, variances), mean + grid * np.sqrt(variances)),
-    ):
+    for metric in several:
+        points, weights = quadrature(5, *moments_of(metric, 4))
         for _ in range(12):
             pair = [holed_model(rng, 4) for _ in "ab"]
             f, g = (with_dense_matrices(model)(points) for model in pair)
-            norms = [float((weights * h * h).sum()) for h in (f, g)]
+            norms = [(weights @ (h * h)).sum() for h in (f, g)]
             found, route = tnsim.inner(*pair, metric), tnsim.plan(*pair, metric).route
             scale = max(np.sqrt(np.prod(norms)), 1e-12)
-            assert_close(found, (weights * f * g).sum(), scale=scale, rtol=1e-12)
+            assert_close(found, (weights @ (f * g)).sum(), scale=scale, rtol=1e-12)
             routes.add(route)
     assert "receptive fields" in routes
 

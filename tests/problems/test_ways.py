@@ -7,7 +7,7 @@ no scales.
 import cotengra
 import pytest
 from closeness import LARGEST, assert_close
-from oracles import bilinear, linear, random_gaussian
+from oracles import bilinear, linear
 
 import tnsim
 from tnsim.engine.ir.problem import strip_alias
@@ -17,12 +17,15 @@ from tnsim.problems.base import model_weights
 from tnsim.problems.families import WholeTree
 from tnsim.problems.whole_tree import crossing_part
 
-MODELS = {
-    "two layers": (lambda g: [bilinear(g, 2, 3, 2), bilinear(g, 2, 2, 1)]),
-    "two layers, biases": (lambda g: [bilinear(g, 2, 3, 2, True), bilinear(g, 2, 2, 1, True)]),
-    "embedded": (lambda g: [linear(g, 2, 3), bilinear(g, 3, 2, 2), bilinear(g, 2, 2, 2)]),
-    "three layers": (lambda g: [bilinear(g, 2, 2, 2), bilinear(g, 2, 2, 2), bilinear(g, 2, 2, 1)]),
+TWO = {
+    "plain": lambda g: [bilinear(g, 2, 3, 2), bilinear(g, 2, 2, 1)],
+    "biases": lambda g: [bilinear(g, 2, 3, 2, True), bilinear(g, 2, 2, 1, True)],
+    "embedded": lambda g: [linear(g, 2, 3), bilinear(g, 3, 2, 2), bilinear(g, 2, 2, 2)],
 }
+THREE = {
+    "three layers": lambda g: [bilinear(g, 2, 2, 2), bilinear(g, 2, 2, 2), bilinear(g, 2, 2, 1)]
+}
+CORRELATED = tnsim.Gaussian([0.4, -0.9], [[1.3, 0.5], [0.5, 0.8]])
 
 
 def product(operands, arrays, output):
@@ -47,7 +50,16 @@ def ways(term, arrays, output):
                 assert_close(other, first, scale=LARGEST, rtol=1e-11)
 
 
-def check_all_ways(a, b, metric):
+@pytest.mark.parametrize(
+    "name, metric",
+    [
+        *((name, metric) for name in TWO for metric in (tnsim.Gaussian(), CORRELATED)),
+        ("three layers", tnsim.Symmetric()),
+        pytest.param("three layers", tnsim.Gaussian(), marks=pytest.mark.slow),
+    ],
+)
+def test_every_way_has_the_same_value(name, metric, rng):
+    a, b = (tnsim.Model((TWO | THREE)[name](rng)) for _ in range(2))
     family = WholeTree.of(a, b, metric)
     problem = family.problem((Pair("A", "B"),), slices=True)
     t = 0.7 if family.nodes is not None else None
@@ -62,25 +74,6 @@ def check_all_ways(a, b, metric):
                 assert_close(other, first, scale=LARGEST, rtol=1e-11)
         arrays[definition.name] = sum_of(definition.terms, arrays, definition.indices)
     assert counted
-
-
-@pytest.mark.parametrize("covariance", [False, True])
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "three layers"])
-def test_two_layers_are_the_same_in_every_way(name, covariance, rng):
-    a, b = (tnsim.Model(MODELS[name](rng)) for _ in range(2))
-    metric = tnsim.Gaussian(*random_gaussian(rng, 2)) if covariance else tnsim.Gaussian()
-    check_all_ways(a, b, metric)
-
-
-def test_three_layers_under_symmetric_are_the_same_in_every_way(rng):
-    a, b = (tnsim.Model(MODELS["three layers"](rng)) for _ in range(2))
-    check_all_ways(a, b, tnsim.Symmetric())
-
-
-@pytest.mark.slow
-def test_three_layers_are_the_same_in_every_way(rng):
-    a, b = (tnsim.Model(MODELS["three layers"](rng)) for _ in range(2))
-    check_all_ways(a, b, tnsim.Gaussian())
 
 
 def test_diagrams_of_three_layers_have_77_crossing_parts():

@@ -519,7 +519,7 @@ def check_size(models: Mapping[Side, Kinds], cross_only: bool) -> None:
     """Refuse trees that are too large or do not match, before diagrams are generated.
 
     Raises:
-        TooLarge: The trees have more than `MAX_LEGS` legs together.
+        TooLarge: The trees have more than `MAX_LEGS` legs together, or an odd number.
         ModelError: Only bra and ket legs may be joined, but the models' degrees differ.
     """
     bra = tree(models["A"]).legs
@@ -530,12 +530,16 @@ def check_size(models: Mapping[Side, Kinds], cross_only: bool) -> None:
             f"{bra} and {ket}; use Gaussian()"
         )
     legs = bra + ket
-    if legs > MAX_LEGS:
+    if legs > MAX_LEGS or legs % 2:
+        said = (
+            f"all legs in pairs, and models of degrees {bra} and {ket} have an odd number"
+            if legs % 2
+            else f"{legs} legs in more than 10^{legs // 2 - 2} ways; up to {MAX_LEGS} legs are "
+            "planned (three bilinear layers a side have 16)"
+        )
         raise TooLarge(
-            f"the exact metric joins {legs} legs in more than 10^{legs // 2 - 2} ways; "
-            f"up to {MAX_LEGS} legs are planned (three bilinear layers a side have 16). "
-            "Use GaussianClosure(), an approximation, TreeSymmetric(), or forward passes, "
-            "Empirical(inputs)"
+            f"the exact metric joins {said}. Use GaussianClosure(), an approximation, "
+            "TreeSymmetric(), or forward passes, Empirical(inputs)"
         )
 
 

@@ -224,6 +224,8 @@ def covariance(legs: Projections) -> list[Summand]:
             # pairs, each by its share.
             weight = rules.share(len(bra), matching.crossing)
             summands.append(Summand(weight, product))
+    if not summands:
+        return []  # legs of odd and even number, all of mean zero
     present = set().union(*(indices_of(summand.product) for summand in summands))
     positions = tuple(index for index in names.output_positions if index in present)
     indices = (*positions, bra_hidden, ket_hidden)
