@@ -437,7 +437,10 @@ def _other_models(side: str, theirs: Mapping[str, Any], ours: Mapping[str, Any])
     labels = theirs[f"labels_{side}"]
     for n, (label, known) in enumerate(zip(labels, stored, strict=True)):
         if now.get(str(label), known) != known:
-            return f"other weights for {label} (side {side}, number {n})"
+            place = f"{label} (side {side}, number {n})"
+            if known.startswith("function"):  # which is told by its outputs
+                return f"other outputs of {place}, or equal ones as another processor rounds them"
+            return f"other weights for {place}"
         if known not in given:
             return f"a model {label} (side {side}, number {n}) that is not given"
     return f"its models on side {side} in another order"
