@@ -202,6 +202,13 @@ def test_a_store_of_another_run_is_refused(folder, rng):
         for use in (lambda path: tnsim.pairwise(models, store=path), tnsim.open_pairwise):
             with refused("a store of another version of tnsim", tnsim.errors.StoreMismatch):
                 use(store)
+    content = json.loads((store / "models.json").read_text())["content"]
+    del content["centred"]  # as in version 6
+    stores.write_list(store / "models.json", content | {"format": 6})
+    (store / "run.json").unlink()
+    (store / "finished.json").unlink()
+    with refused("a store of another version of tnsim", tnsim.errors.StoreMismatch):
+        tnsim.open_pairwise(store)
     for name in ("zarr.json", "parts.json"):
         earlier = folder / name / "store"
         earlier.mkdir(parents=True)

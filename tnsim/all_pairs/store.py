@@ -101,8 +101,8 @@ def digest(value: Any) -> str:
 
 
 def identity(attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """What all numbers of a store have in common, of the attributes of a run."""
-    return {name: attrs[name] for name in IDENTITY}
+    """What all numbers of a store have in common, of the attributes of a run of any version."""
+    return {name: attrs.get(name) for name in IDENTITY}
 
 
 @dataclass(frozen=True)
