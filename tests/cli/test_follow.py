@@ -1,5 +1,6 @@
 """`tnsim pairwise --follow`: checkpoints that appear while it looks, files that are half written, Ctrl-C."""
 
+import itertools
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from oracles import bilinear
 from safetensors.numpy import save_file
 
 import tnsim
+from tnsim.all_pairs import growing
 from tnsim.cli import follow
 
 WRITTEN = "result.npz", "similarity.csv", "store"
@@ -194,6 +196,26 @@ def test_a_checkpoint_that_goes_while_it_is_read(tmp_path, rng, monkeypatch, run
     Training(monkeypatch, None, None, None)
     _, labels, _ = following(run, out)
     assert labels == [10, 20]
+
+
+def test_a_checkpoint_that_is_rewritten_while_pairs_are_computed(tmp_path, rng, monkeypatch, run):
+    """The store lists the model that was there before; no number of it comes out."""
+    out, times = tmp_path / "out", iter(range(2))
+    for step in (0, 10):
+        saved(rng, run, step)
+    computed = growing.computed
+
+    def late(*arguments):
+        for _ in itertools.islice(times, 1):
+            saved(rng, run, 10)
+        return computed(*arguments)
+
+    monkeypatch.setattr(growing, "computed", late)
+    Training(monkeypatch, *[None] * 9)
+    said, labels, values = following(run, out)
+    assert said.count("step_010.safetensors was rewritten or removed: all pairs are") == 2
+    assert labels == [0, 10]
+    assert abs(values - tnsim.pairwise(run).similarity.values).max() < 1e-12
 
 
 @pytest.mark.parametrize("every", ["inf", "-inf", "nan", "0", "1e300", "x"])

@@ -94,7 +94,7 @@ def followed(
     """
     out = store.parent
     computed: Written = ()  # what the results hold
-    stored: Written = ()  # what the store holds as far as this process knows
+    stored: Written = ()  # what the store may hold as far as this process knows
     mismatches = 0
     look = _Look(files, models_of)
     is_closed = until is not None and all(Path(file).is_file() for file in files)
@@ -123,6 +123,7 @@ def followed(
                     # A file may be rewritten or removed while it is read.
                     if all(_stamp(path) == stamp for path, stamp in written):
                         raise
+                    stored = (*stored, *written)  # where it lists them already
                 else:
                     mismatches = 0
                     yield Grown(result, len(written), len(set(written) - set(computed)))
