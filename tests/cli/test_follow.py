@@ -198,6 +198,21 @@ def test_a_checkpoint_that_goes_while_it_is_read(tmp_path, rng, monkeypatch, run
     assert labels == [10, 20]
 
 
+def test_a_checkpoint_that_is_rewritten_slowly(tmp_path, rng, monkeypatch, run):
+    """Without it the store is read as it was before it came, and still holds what it was."""
+    out, last = tmp_path / "out", run / "step_010.safetensors"
+    whole = lambda: saved(rng, tmp_path, 10).replace(last)  # noqa: E731
+    half = lambda: last.write_bytes(last.read_bytes()[:100])  # noqa: E731
+    saved(rng, run, 0)
+    Training(monkeypatch, None, whole, None, half, None, None, whole, None, None, None)
+    said, labels, values = following(run, out)
+    assert [line.split(";")[0] for line in said.splitlines() if line.startswith("models")] == [
+        *("models 1, 1 new", "models 2, 1 new", "models 1, 0 new", "models 2, 1 new")
+    ]
+    assert labels == [0, 10]
+    assert abs(values - tnsim.pairwise(run).similarity.values).max() < 1e-12
+
+
 def test_a_checkpoint_that_is_rewritten_while_pairs_are_computed(tmp_path, rng, monkeypatch, run):
     """The store lists the model that was there before; no number of it comes out."""
     out, times = tmp_path / "out", iter(range(2))
