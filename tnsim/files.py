@@ -239,11 +239,14 @@ def replacing(path: Path, kind: Kind | None = None) -> Iterator[Path]:
             _replace_folder(target, temporary)
         else:
             os.replace(temporary, target)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         if is_folder:
             shutil.rmtree(temporary, ignore_errors=True)
+        # An error of writing, as on a full disk, does not say of which file it is.
+        if isinstance(error, OSError) and error.errno and error.filename is None:
+            error.filename = os.fspath(path)
         raise
 
 

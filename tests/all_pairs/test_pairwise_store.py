@@ -177,16 +177,25 @@ def test_a_store_of_another_run_is_refused(folder, rng):
     with refused(said, tnsim.errors.StoreMismatch):
         tnsim.pairwise(models, store=store)
     data = json.loads((store / "run.json").read_text())
-    data["content"]["format"] = 0
-    (store / "run.json").write_text(json.dumps(data))
-    with refused("format 0, and 7 is asked for", tnsim.errors.StoreMismatch):
-        tnsim.pairwise(models, store=store)
+    for version in (stores.FORMAT - 1, stores.FORMAT + 1):
+        data["content"]["format"] = version
+        (store / "run.json").write_text(json.dumps(data))
+        for use in (lambda path: tnsim.pairwise(models, store=path), tnsim.open_pairwise):
+            with refused("a store of another version of tnsim", tnsim.errors.StoreMismatch):
+                use(store)
+    content = json.loads((store / "models.json").read_text())["content"]
+    del content["centred"]  # as in version 6
+    stores.write_list(store / "models.json", content | {"format": 6})
+    (store / "run.json").unlink()
+    (store / "finished.json").unlink()
+    with refused("a store of another version of tnsim", tnsim.errors.StoreMismatch):
+        tnsim.open_pairwise(store)
     for name in ("zarr.json", "parts.json"):
         earlier = folder / name / "store"
         earlier.mkdir(parents=True)
         (earlier / name).write_text("{}")
         for use in (lambda path: tnsim.pairwise(models, store=path), tnsim.open_pairwise):
-            with refused("a store of an earlier version of tnsim", tnsim.errors.StoreMismatch):
+            with refused("a store of another version of tnsim", tnsim.errors.StoreMismatch):
                 use(earlier)
         assert [file.name for file in earlier.iterdir()] == [name]
     with refused(r"models: not a store of tnsim.pairwise", tnsim.errors.StoreMismatch):

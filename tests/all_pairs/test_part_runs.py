@@ -168,7 +168,7 @@ def test_what_is_refused(run, tmp_path):
     with refused("slices are those of one part"):
         tnsim.pairwise(parts, slices=True)
     assert tnsim.plan_pairwise(parts["layer 0 head 0 qk"]).tiles.pairs == 6
-    for damage in ('{"content": {"format": 7, "parts": {"names": [["qk", "x", 0]]}}}', "{", "[]"):
+    for damage in ('{"content": {"format": 8, "parts": {"names": [["qk", "x", 0]]}}}', "{", "[]"):
         (store / "run.json").write_text(damage)
         with refused(r"damaged: run\.json; run pairwise again", tnsim.errors.DamagedStore):
             tnsim.open_pairwise(store)

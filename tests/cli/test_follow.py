@@ -1,5 +1,6 @@
 """`tnsim pairwise --follow`: checkpoints that appear while it looks, files that are half written, Ctrl-C."""
 
+import itertools
 import os
 import signal
 import sys
@@ -13,6 +14,7 @@ from oracles import bilinear
 from safetensors.numpy import save_file
 
 import tnsim
+from tnsim.all_pairs import growing
 from tnsim.cli import follow
 
 WRITTEN = "result.npz", "similarity.csv", "store"
@@ -186,6 +188,41 @@ def test_a_checkpoint_that_goes_while_it_is_read(tmp_path, rng, monkeypatch, run
     Training(monkeypatch, None, None, None)
     _, labels, _ = following(run, out)
     assert labels == [10, 20]
+
+
+def test_a_checkpoint_that_is_rewritten_slowly(tmp_path, rng, monkeypatch, run):
+    """Without it the store is read as it was before it came, and still holds what it was."""
+    out, last = tmp_path / "out", run / "step_010.safetensors"
+    whole = lambda: saved(rng, tmp_path, 10).replace(last)  # noqa: E731
+    half = lambda: last.write_bytes(last.read_bytes()[:100])  # noqa: E731
+    saved(rng, run, 0)
+    Training(monkeypatch, None, whole, None, half, None, None, whole, None, None, None)
+    said, labels, values = following(run, out)
+    assert [line.split(";")[0] for line in said.splitlines() if line.startswith("models")] == [
+        *("models 1, 1 new", "models 2, 1 new", "models 1, 0 new", "models 2, 1 new")
+    ]
+    assert labels == [0, 10]
+    assert abs(values - tnsim.pairwise(run).similarity.values).max() < 1e-12
+
+
+def test_a_checkpoint_that_is_rewritten_while_pairs_are_computed(tmp_path, rng, monkeypatch, run):
+    """The store lists the model that was there before; no number of it comes out."""
+    out, times = tmp_path / "out", iter(range(2))
+    for step in (0, 10):
+        saved(rng, run, step)
+    computed = growing.computed
+
+    def late(*arguments):
+        for _ in itertools.islice(times, 1):
+            saved(rng, run, 10)
+        return computed(*arguments)
+
+    monkeypatch.setattr(growing, "computed", late)
+    Training(monkeypatch, *[None] * 9)
+    said, labels, values = following(run, out)
+    assert said.count("step_010.safetensors was rewritten or removed: all pairs are") == 2
+    assert labels == [0, 10]
+    assert abs(values - tnsim.pairwise(run).similarity.values).max() < 1e-12
 
 
 @pytest.mark.parametrize("every", ["inf", "-inf", "nan", "0", "1e300", "x"])

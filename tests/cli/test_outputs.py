@@ -1,6 +1,7 @@
 """No output takes the place of a file of another kind; a result of an earlier run it does replace."""
 
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from safetensors.numpy import save_file
 from sample_runs import WRITERS, blocks
 
 import tnsim
-from tnsim.files import PNG, check_replaceable
+from tnsim.files import PNG, check_replaceable, replacing
 
 FOREIGN = {"W_l": np.ones((3, 2)), "W_r": np.ones((3, 2)), "W_p": np.ones((2, 3))}
 PAIRS = ("pairwise", "{a}", "{b}", "--out", "{out}")
@@ -171,6 +172,15 @@ def test_a_model_replaces_a_model_and_nothing_else(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="devices as POSIX has them")
+@pytest.mark.parametrize("reason", [(28, "No space left on device"), ("encoder error -2",)])
+def test_what_fails_while_it_is_written_is_named_where_it_can_be(reason, tmp_path):
+    """An error of the system takes the name, and another error keeps its words."""
+    path = tmp_path / "heatmap.png"
+    said = f"[Errno 28] {reason[1]}: {str(path)!r}" if len(reason) == 2 else reason[0]
+    with refused(f"^{re.escape(said)}$", OSError), replacing(path, PNG):
+        raise OSError(*reason)
+
+
 def test_a_device_has_nothing_to_lose(files):
     given = ("convert", files["a"], "/dev/null", "--dialect", "bilinear-readout")
     refusal(*given, said="saved as .safetensors")

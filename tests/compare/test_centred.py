@@ -12,8 +12,10 @@ from refusals import refused
 from seeds import generator
 from sequence_cases import slow
 from sequence_oracles import attention
+from stored_runs import begun
 
 import tnsim
+from tnsim.compare import centred
 
 X = generator(5).normal(size=(60, 3)) + 0.5
 
@@ -158,7 +160,7 @@ def test_a_constant_added_to_outputs_changes_nothing():
     )
 
 
-def test_files_are_centred_and_their_store_knows(tmp_path):
+def test_files_are_centred_and_their_store_knows(tmp_path, monkeypatch):
     rng = generator(6)
     models = [network(rng, "bilinear") for _ in range(3)]
     for n, model in enumerate(models):
@@ -166,9 +168,18 @@ def test_files_are_centred_and_their_store_knows(tmp_path):
     files = [str(tmp_path / f"step_{n}.safetensors") for n in range(3)]
     wanted = [[float(tnsim.similarity(a, b, centred=True)) for b in models] for a in models]
     store = tmp_path / "store"
-    for _ in range(2):  # computed, then read
+    exactly = centred.mean_of
+
+    def elsewhere(*given):
+        """A mean as another processor rounds it."""
+        mean = exactly(*given)
+        return mean._replace(values=np.nextafter(mean.values, np.inf))
+
+    for mean_of in (exactly, exactly, elsewhere):  # computed, then read, which changes no model
+        monkeypatch.setattr(centred, "mean_of", mean_of)
         found = tnsim.pairwise(files, centred=True, store=store)
         assert_close(found.similarity, wanted, scale=1.0, rtol=1e-11)
+    assert len(begun(store)) == 2
     with refused("centred", tnsim.errors.StoreMismatch):
         tnsim.pairwise(files, store=store)
     assert found.attrs["centred"] == 1

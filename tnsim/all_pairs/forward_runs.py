@@ -188,7 +188,6 @@ def function_entry(source: Source, metric: Any, stored: bool) -> Entry:
         raise refused_under(metric)
     points = metric.points(None)
     outputs = outputs_of(function, points.block(0, 1).inputs)
-    # What is read without its mean is made anew each time, and the next one may have its place.
     digest = f"function {id(source.weights):x}"
     if stored:
         rows = max(1, min(_BATCH, _BATCH_BYTES // outputs[0].nbytes))

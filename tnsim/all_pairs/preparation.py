@@ -259,11 +259,11 @@ def _side(
     distinct: dict[str, Entry] = {}
     equal: list[str] = []
     for source in sources(models, names, metric if asked.centred else None):
-        model: Any = source.read()
-        if is_function(model):
+        given: Any = source.read()
+        if is_function(given):
             made = function_entry(source, metric, asked.stored)
         else:
-            made, bases = entry(source, model, asked.dtype)
+            made, bases = entry(source, given, asked.dtype)
             for (digest, layers), base in zip(made.bases, bases, strict=True):
                 examples.setdefault(layers, base)
                 if digest not in read:

@@ -158,13 +158,16 @@ class Source:
     centred: Metric | None = None
 
     def read(self) -> Model | Combination | Function:
-        """The model, read from its file where it is in one."""
-        model: Any = self.weights
+        """The model as it was given, read from its file where it is in one."""
         if isinstance(self.weights, PartOfFile):
-            model = self.weights.read()
-        elif isinstance(self.weights, Path):
-            model = read(self.weights, *self.reading).model
-        return model if self.centred is None else without_mean(model, self.centred)
+            return self.weights.read()
+        if isinstance(self.weights, Path):
+            return read(self.weights, *self.reading).model
+        return self.weights
+
+    def compared(self, given: Model | Combination | Function) -> Any:
+        """The model as it is compared, of the model as it was given."""
+        return given if self.centred is None else without_mean(given, self.centred)
 
     @property
     def file(self) -> Path | None:
@@ -180,7 +183,8 @@ class Entry:
 
     Args:
         source: Source from which the model is read again.
-        digest: Digest of the content.
+        digest: Digest of the content as it was given: the last digits of a mean that is taken away
+            depend on the processor.
         bases: Digest and layer kinds of every model that the source adds up.
         d_in: Coordinates of the input; None for a plain function.
         d_out: Coordinates of the output.
@@ -200,14 +204,18 @@ class Entry:
     caveats: tuple[str, ...]
 
     def read(self) -> Model | Combination | Function:
-        """The model. Raises `CheckpointError` when the file has changed since the run began."""
-        model = self.source.read()
-        if self.source.file is not None and content_hash(model) != self.digest:
+        """The model as it is compared.
+
+        Raises:
+            CheckpointError: The file has changed since the run began.
+        """
+        given = self.source.read()
+        if self.source.file is not None and content_hash(given) != self.digest:
             raise CheckpointError(
                 f"{self.source.file}: has changed while the run was under way; "
                 "run again with a new store"
             )
-        return model
+        return self.source.compared(given)
 
 
 def sources(
@@ -262,21 +270,22 @@ def _labelled(models: Any) -> list[tuple[Any, Any]]:
 
 
 def entry(
-    source: Source, model: Model | Combination, dtype: str
+    source: Source, given: Model | Combination, dtype: str
 ) -> tuple[Entry, tuple[Model, ...]]:
-    """The entry of a model that was read, and the models that it adds up.
+    """The entry of a model that was read, and the models that are added up to compare it.
 
     Raises:
         ModelError: It is no model, or its weights are traced, or tensors that require grad.
     """
-    check_numbers(model)
-    check_untraced("pairwise", model)
+    check_numbers(given)
+    check_untraced("pairwise", given)
+    model = source.compared(given)
     # Small differences of models become models of their own, and digests belong to these.
     bases = tuple(base for _, base in terms(by_differences(model, dtype)))
     digests = [content_hash(base) for base in bases]
     made = Entry(
         source=source,
-        digest=digests[0] if isinstance(model, Model) else content_hash(model),
+        digest=digests[0] if bases[0] is given else content_hash(given),
         bases=tuple(zip(digests, map(kinds, bases), strict=True)),
         d_in=bases[0].d_in,
         d_out=bases[0].d_out,

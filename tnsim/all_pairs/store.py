@@ -52,7 +52,9 @@ from tnsim.checkpoints.guard import cause
 from tnsim.errors import DamagedStore, StoreMismatch, TnsimError, printable
 from tnsim.files import appending, regular
 
-FORMAT = 7  # version of the layout; a store of another version is refused
+FORMAT = 8
+"""Version of the layout, and of what its numbers mean: another one also where tnsim computes other
+numbers for equal models, as by a mended fault. A store of another version is refused."""
 # Attributes that must be equal for a store to be continued; error messages name them.
 IDENTITY = ("format", "metric", "metric_parameters", "dtype", "slices", "centred", "parts")
 RUN, MODELS, FINISHED = "run", "models", "finished"
@@ -99,8 +101,8 @@ def digest(value: Any) -> str:
 
 
 def identity(attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """What all numbers of a store have in common, of the attributes of a run."""
-    return {name: attrs[name] for name in IDENTITY}
+    """What all numbers of a store have in common, of the attributes of a run of any version."""
+    return {name: attrs.get(name) for name in IDENTITY}
 
 
 @dataclass(frozen=True)
@@ -303,12 +305,12 @@ def stated(path: Path, part: str | None = None) -> Stated:
     # never lost.
     last, second, first = (list_file(path, kind, part) for kind in (FINISHED, MODELS, RUN))
     (last_state, finished), (state, attrs), (run_state, run) = map(read_list, (last, second, first))
-    if run is not None and run["format"] != FORMAT:
-        raise other_run(path, _differs("format", run["format"], FORMAT))
     copies = [found for found in (attrs, finished) if found is not None]
     lost = [first.name] if run_state is not State.WHOLE else []
     if run is None and copies:
         run = identity(copies[0])
+    if run is not None and run["format"] != FORMAT:
+        raise _another_version(path)
     if run is None:
         _check_new(path, run_state)
         return Stated(None, None, ())
@@ -331,10 +333,7 @@ def _check_new(path: Path, run_state: State) -> None:
     if not os.path.lexists(path):
         return
     if any((path / name).exists() for name in _OLDER):
-        raise StoreMismatch(
-            f"{path}: a store of an earlier version of tnsim, in a format that is not read any "
-            "more; give another path, or remove it, and its pairs are computed again"
-        )
+        raise _another_version(path)
     what = "not a store of tnsim.pairwise"
     try:
         # A process that was killed before it wrote the first list leaves these.
@@ -349,6 +348,13 @@ def _check_new(path: Path, run_state: State) -> None:
             "from the list of models, or where that is lost as well, remove it"
         )
     raise StoreMismatch(f"{path}: {what}; give the path of one, or of nothing")
+
+
+def _another_version(path: Path) -> StoreMismatch:
+    return StoreMismatch(
+        f"{path}: a store of another version of tnsim, whose layout or numbers differ from those "
+        "of this version; give another path, or remove it, and its pairs are computed again"
+    )
 
 
 def read_list(file: Path) -> tuple[State, dict[str, Any] | None]:
@@ -431,7 +437,10 @@ def _other_models(side: str, theirs: Mapping[str, Any], ours: Mapping[str, Any])
     labels = theirs[f"labels_{side}"]
     for n, (label, known) in enumerate(zip(labels, stored, strict=True)):
         if now.get(str(label), known) != known:
-            return f"other weights for {label} (side {side}, number {n})"
+            place = f"{label} (side {side}, number {n})"
+            if known.startswith("function"):  # which is told by its outputs
+                return f"other outputs of {place}, or equal ones as another processor rounds them"
+            return f"other weights for {place}"
         if known not in given:
             return f"a model {label} (side {side}, number {n}) that is not given"
     return f"its models on side {side} in another order"

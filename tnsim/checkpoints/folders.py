@@ -276,10 +276,9 @@ def checkpoints(folder: Path) -> list[Path]:
     """
     if not folder.is_dir():
         return []
-    files = [path for path in folder.iterdir() if path.suffix in SUFFIXES and not path.is_dir()]
-    files = [path for path in files if without_weights(path) is None]
-    inside = [path for path in folder.iterdir() if path.is_dir()]
-    return files + [path for path in inside if _holds_model(path)]
+    paths = [path for path in folder.iterdir() if without_weights(path) is None]
+    files = [path for path in paths if path.suffix in SUFFIXES and not path.is_dir()]
+    return files + [path for path in paths if path.is_dir() and _holds_model(path)]
 
 
 def without_weights(path: Path) -> str | None:
@@ -299,6 +298,8 @@ def without_weights(path: Path) -> str | None:
     """
     if _WITHOUT_WEIGHTS.fullmatch(path.name):
         return "its name is that of the state of a training"
+    if path.name.startswith("."):  # on its way to its name, or macOS's notes on another file
+        return "its name begins with a dot"
     return "it is a broken link" if path.is_symlink() and not path.exists() else None
 
 

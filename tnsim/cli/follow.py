@@ -94,7 +94,7 @@ def followed(
     """
     out = store.parent
     computed: Written = ()  # what the results hold
-    stored: Written = ()  # what the store holds as far as this process knows
+    stored: dict[Path, _Stamp] = {}  # what the store may hold as far as this process knows
     mismatches = 0
     look = _Look(files, models_of)
     is_closed = until is not None and all(Path(file).is_file() for file in files)
@@ -109,11 +109,11 @@ def followed(
                 try:
                     result = compared(models_of([look.named[path] for path, _ in written]), store)
                 except StoreMismatch:
-                    if lost := [path for path, stamp in stored if (path, stamp) not in written]:
+                    if lost := [path for path, at in stored.items() if (path, at) not in written]:
                         say(f"{lost[0]} was rewritten or removed: all pairs are computed again")
                         temporary.close()  # the store of an earlier such change
                         folder = TemporaryDirectory(prefix=".follow-", dir=out)
-                        store, stored = Path(temporary.enter_context(folder)) / store.name, ()
+                        store, stored = Path(temporary.enter_context(folder)) / store.name, {}
                         continue
                     # Another process may have grown the store by files that this look missed.
                     mismatches += 1
@@ -123,10 +123,12 @@ def followed(
                     # A file may be rewritten or removed while it is read.
                     if all(_stamp(path) == stamp for path, stamp in written):
                         raise
+                    stored = dict(written) | stored  # where it lists them already
                 else:
                     mismatches = 0
                     yield Grown(result, len(written), len(set(written) - set(computed)))
-                    computed = stored = written
+                    computed = written
+                    stored |= written  # and what it held before, as it forgets none
                     if until is not None and len(written) >= until:
                         return
             time.sleep(every)
