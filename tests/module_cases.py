@@ -536,6 +536,12 @@ ACROSS = {
         _two(lambda m, x: m.a(x) if len(x) <= 200 else m.b(x)), refused=BATCH
     ),
     "chunks of 64": Case(_two(lambda m, x: torch.cat([m.a(part) ** 2 for part in x.split(64)]))),
+    "a factor of the whole batch": Case(
+        _two(lambda m, x: functional.relu(m.a(x)) * x.sum()), refused=BATCH, inputs=VECTORS
+    ),
+    "attention over the batch": Case(
+        _two(lambda m, x: (m.a(x) @ m.b(x).T) @ x), refused=BATCH, inputs=VECTORS
+    ),
     "batch norm in training mode": Case(
         lambda: _in_training(nn.Sequential(_linear(), nn.BatchNorm1d(WIDTH), _linear())),
         refused=rf"training|{BATCH}",
@@ -669,6 +675,14 @@ LIMITS_OF_READING = {
     "a quotient": Case(
         _two(lambda m, x: m.a(x) / (1 + m.b(x) ** 2)), refused=r"divi|quotient|div\b|recip|cannot tell"
     ),
+    "a negative power": Case(_of(lambda m, u: u**-1), refused=r"\bpow\b|recip"),
+    "a power of one half": Case(_of(lambda m, u: u**0.5), refused=r"\bpow\b|sqrt"),
+    "the entry of the largest": Case(_of(lambda m, u: u[:, u.argmax(-1)]), refused=r"argmax"),
+    "a choice between maps": Case(_two(lambda m, x: torch.where(x > 0, m.a(x), m.b(x))), refused=CHOICE),
+    "a gate with an offset by unit": Case(
+        _two(lambda m, x: (torch.tanh(m.a(x)) + m.shift) * m.b(x), shift=(WIDTH,))
+    ),
+    "float32 and back": Case(_of(lambda m, u: u.float().to(u.dtype)), refused=r"rounds"),
     "two outputs of one activation": Case(
         _two(lambda m, x: torch.cat([functional.relu(m.a(x)), m.b(functional.relu(m.a(x)))], -1))
     ),
@@ -1089,6 +1103,13 @@ OF_TOKENS = {
         lambda m, t: m.a(m.embed(t.to(torch.uint8).long())), r"rounds", tokens=300
     ),
     "padding": _of_tokens(lambda m, t: m.a(m.embed(t)) * m.b(m.embed(t)), padding_idx=0),
+    "positions of tokens": _of_tokens(
+        lambda m, t: m.a(m.embed(t)) + torch.arange(t.shape[1])[:, None], r"else at each position"
+    ),
+    "tokens so far": _of_tokens(lambda m, t: m.a(m.embed(t)).cumsum(1), r"several positions"),
+    "a window of 2 tokens": _of_tokens(
+        lambda m, t: _banded(2)(m, m.embed(t) @ m.embed(t).mT) @ m.embed(t), r"masks or weighs"
+    ),
 }
 SEQUENCES = {
     name: replace(case, positions=True)
