@@ -60,6 +60,7 @@ def with_file(net, path):
 def compare(case, read, module, length):
     model = read_or_refused(case, read, length)
     if model is not None:
+        assert re.search(case.layers, repr(model)), model
         cases.assert_computes(model, module, case, length)
 
 

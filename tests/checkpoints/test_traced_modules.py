@@ -14,7 +14,7 @@ from refusals import refused
 import tnsim
 
 torch = pytest.importorskip("torch")
-from module_cases import Module, assert_same  # noqa: E402
+from module_cases import SEQUENCES, Module, assert_same  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
@@ -150,6 +150,8 @@ def test_images(rng, capfd):
 
 def test_parameters_alone_say_how_wide_inputs_are():
     assert tnsim.from_module(Module(cp, **FACTORS)).d_in == 4
+    (attention,) = SEQUENCES["heads of parameters, added"].modules()
+    assert tnsim.from_module(attention, n_ctx=3).d_in == 2
 
 
 def test_unused_modules_are_no_obstacle():
