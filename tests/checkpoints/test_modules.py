@@ -433,15 +433,14 @@ def block(function):
     return Module(lambda m, x: x + m.c_proj(function(m.c_fc(x))), **parts)
 
 
-def glu(function, fused=False):
-    """A gated block by three linear layers, or by two with one that holds both halves."""
+def glu(function):
+    """A gated block by two linear layers, of which one holds both halves."""
 
     def forward(m, x):
-        up, gate = m.w1(x).chunk(2, -1) if fused else (m.w3(x), m.w1(x))
-        return m.w2(up * function(gate))
+        up, gate = m.first(x).chunk(2, -1)
+        return m.last(up * function(gate))
 
-    w1 = nn.Linear(4, 18 if fused else 9, bias=False)
-    return Module(forward, w1=w1, w2=nn.Linear(9, 4), w3=nn.Linear(4, 9))
+    return Module(forward, first=nn.Linear(4, 18, bias=False), last=nn.Linear(9, 4))
 
 
 ACTIVATED = {
@@ -458,29 +457,19 @@ ACTIVATED = {
         "Residual(Gated(4 -> 4, rank 9, silu, gate_bias, down_bias), skip=1, scale=1), "
         "Residual(Gated(4 -> 4, rank 9, relu6, gate_bias, down_bias), skip=1, scale=1)",
     ),
-    "gate": (lambda: glu(F.silu), "Gated(4 -> 4, rank 9, silu, up_bias, down_bias)"),
-    "halves": (lambda: glu(F.gelu, True), "Gated(4 -> 4, rank 9, gelu, down_bias)"),
-    "residual of a gate": (
-        lambda: block(F.leaky_relu),
-        "Residual(Gated(4 -> 4, rank 9, leaky_relu, gate_bias, down_bias), skip=1, scale=1)",
-    ),
+    "halves": (lambda: glu(F.gelu), "Gated(4 -> 4, rank 9, gelu, down_bias)"),
 }
 
 
 @pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("name", ACTIVATED)
-def test_activations_are_told_by_their_values(name, tmp_path):
+def test_activations_are_told_by_their_values(name):
     build, layers = ACTIVATED[name]
     module = build().double()
     model = tnsim.from_module(module)
     assert repr(model).startswith(f"Model({layers};"), model
     assert model.origin.error < 1e-12
     x = np.random.default_rng(0).normal(size=(6, 4))
-    again = tnsim.from_state_dict(module.state_dict(), module)
-    tnsim.save(model, tmp_path / "model.safetensors")
-    for read in (again, tnsim.load(tmp_path / "model.safetensors")):
-        np.testing.assert_array_equal(read(x), model(x))
-        assert repr(read) == repr(model)
     assert_close(model(x), forward(module, x), scale=LARGEST, rtol=1e-12)
 
 

@@ -44,6 +44,14 @@ def check_against_complex_steps(found, a, b, x, weights, by, ends=False):
     gram = parts @ parts.T
     assert_close(found.matrix, gram, scale=LARGEST, rtol=1e-10)
     assert_close(found.matrix.sum(), found.total, scale=abs(gram).max(), rtol=1e-10)
+    for c, (put_back, put_in) in enumerate(zip(found.removed, found.alone, strict=True)):
+        out, alone = np.ones(players), np.zeros(players)
+        out[c], alone[c] = 0.0, 1.0
+        removed = b(x) - oracle.mixed_outputs(a, b, x, out, by, ends)
+        added = oracle.mixed_outputs(a, b, x, alone, by, ends) - start(x)
+        for value, moved in ((put_back, removed), (put_in, added)):
+            wanted = weights @ (moved.reshape(len(x), -1) ** 2).sum(1)
+            assert_close(value, wanted, scale=max(found.total, wanted), rtol=1e-11)
 
 
 CASES = [
@@ -55,14 +63,22 @@ CASES = [
     slow(("cubic", "unit", True)),
     slow(("attention", "layer", False)),
     slow(("mixed", "head", False)),
+    slow(("scales and biases", "unit", False)),
 ]
+
+
+def apart(rng):
+    """Models whose residuals have other scales, zero among them, and of which one lacks biases."""
+    a = tnsim.Model([oracle.mlp(rng, 3, 2, scale=0.6), oracle.mlp(rng, 3, 2, scale=0.0)])
+    b = tnsim.Model([oracle.mlp(rng, 3, 2, scale=1.5, biases=False), oracle.mlp(rng, 3, 2)])
+    return a, b
 
 
 @pytest.mark.sampled(quick=0, slow=2)
 @pytest.mark.parametrize("case", CASES)
 def test_shares_are_integrals_of_component_functions(case, rng):
     name, by, ends = case
-    a, b = pair(name, rng)
+    a, b = apart(rng) if name == "scales and biases" else pair(name, rng)
     x = points(a, rng)
     found = tnsim.change(a, b, tnsim.Empirical(x), by=by, ends=ends)
     check_against_complex_steps(found, a, b, x, np.full(len(x), 1 / len(x)), by, ends)
@@ -149,36 +165,6 @@ def test_without_repeated_use_the_parts_are_shapley_values(rng):
     parts = oracle.shapley_parts(corners, 3).reshape(3, -1)
     total = parts.sum(axis=0)
     assert_close(found.share, parts @ total / (total @ total), scale=LARGEST, rtol=1e-11)
-
-
-@pytest.mark.slow
-def test_swaps_put_one_component_back_or_in(rng):
-    a, b = pair("attention", rng)
-    x = points(a, rng)
-    found = tnsim.change(a, b, tnsim.Empirical(x), by="head", ends=True)
-    count = len(found.components)
-    for c in range(count):
-        out, alone = np.ones(count), np.zeros(count)
-        out[c], alone[c] = 0.0, 1.0
-        removed = b(x) - oracle.mixed_outputs(a, b, x, out, "head", ends=True)
-        added = oracle.mixed_outputs(a, b, x, alone, "head", ends=True) - a(x)
-        assert_close(found.removed[c], (removed**2).sum() / len(x), rtol=1e-9)
-        assert_close(found.alone[c], (added**2).sum() / len(x), rtol=1e-9)
-
-
-@pytest.mark.slow
-def test_swaps_of_units_follow_scales_and_biases(rng):
-    """Scales of residuals that differ, zero among them, and biases that one of the models lacks."""
-    a = tnsim.Model([oracle.mlp(rng, 3, 2, scale=0.6), oracle.mlp(rng, 3, 2, scale=0.0)])
-    b = tnsim.Model([oracle.mlp(rng, 3, 2, scale=1.5, biases=False), oracle.mlp(rng, 3, 2)])
-    x = points(a, rng)
-    found = tnsim.change(a, b, tnsim.Empirical(x), by="unit")
-    assert found.components[2] == "layer 0 bias"
-    for c in range(len(found.components)):
-        out = np.ones(len(found.components))
-        out[c] = 0.0
-        removed = b(x) - oracle.mixed_outputs(a, b, x, out, "unit")
-        assert_close(found.removed[c], (removed**2).sum() / len(x), scale=found.total, rtol=1e-11)
 
 
 @pytest.mark.slow
