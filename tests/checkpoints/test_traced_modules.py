@@ -409,33 +409,6 @@ def test_outputs_that_do_not_say_which_counts_are_refused():
         tnsim.from_module(module)
 
 
-@pytest.mark.slow
-def test_files_of_such_modules(tmp_path):
-    torch.manual_seed(0)
-    modules = [Module(cp, **FACTORS) for _ in range(3)]
-    for n, module in enumerate(modules):
-        torch.save({"model": module.state_dict(), "step": n}, tmp_path / f"step_{n}.pt")
-    series = tnsim.load(tmp_path, modules[0])
-    for model, module in zip(series, modules, strict=True):
-        assert tnsim.similarity(model, tnsim.from_module(module)) == 1
-    with refused(r"is no state dict of Module: it lacks w and has besides", tnsim.CheckpointError):
-        tnsim.load(tmp_path, Module(lambda m, x: x @ m.w, w=(4, 4)))[0]
-
-
-@pytest.mark.slow
-def test_files_of_images(rng, tmp_path):
-    """Operations are those of the module, weights and running statistics those of each file."""
-    torch.manual_seed(0)
-    nets = [Convolutional().double().eval() for _ in range(3)]
-    for n, net in enumerate(nets):
-        torch.save(net.state_dict(), tmp_path / f"step_{n}.pt")
-    example = torch.zeros(1, 1, 4, 4)
-    series = tnsim.load(tmp_path, nets[0], inputs=example)
-    x = rng.normal(size=(6, 1, 4, 4))
-    for model, net in zip(series, nets, strict=True):
-        assert_same(model, net, x, rtol=1e-11)
-
-
 POWER = 2
 
 
@@ -532,74 +505,11 @@ def test_what_is_no_view_of_weights_runs_with_those_of_files(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_training_loop():
-    torch.manual_seed(0)
-    module, goal = changeable(), changeable().requires_grad_(False)
-    optimiser = torch.optim.SGD(module.parameters(), 0.1)
-    for _ in range(3):
-        value = tnsim.torch.similarity(module, goal)
-        assert_close(value.item(), float(tnsim.similarity(module, goal)), scale=1)
-        optimiser.zero_grad()
-        value.backward()
-        optimiser.step()
-
-
-@pytest.mark.slow
-def test_gradients(rng):
-    torch.manual_seed(0)
-    module, goal = (Module(cp, **FACTORS).double() for _ in range(2))
-    tnsim.torch.similarity(module, goal).backward()
-    direction, step = torch.as_tensor(rng.normal(size=(4, 6))), 1e-5
-    values = []
-    with torch.no_grad():
-        for t in (step, -2 * step):
-            module.a += t * direction
-            values.append(float(tnsim.torch.similarity(module, goal)))
-    slope = (values[0] - values[1]) / (2 * step)
-    found = float((module.a.grad * direction).sum())
-    assert_close(found, slope, scale=max(1, abs(slope)), rtol=1e-7, limited_by="finite differences")
-
-
-@pytest.mark.slow
 def test_the_first_linear_layer_stays_a_layer_where_it_is_narrow():
     module = nn.Sequential(nn.Linear(50, 3), Module(lambda m, x: m.a(x) * x, a=linear(3, 3)))
     model = tnsim.from_module(module, inputs=torch.zeros(2, 50))
     assert [type(layer).__name__ for layer in model.layers] == ["Linear", "Bilinear"]
     assert np.size(model.layers[0].weight) == 150
-
-
-def quadratic(module, output):
-    """c, l and Q of an output c + l x + x Q x on images of 4 x 4 pixels, by derivatives."""
-
-    def value(x):
-        return module(x.reshape(1, 1, 4, 4))[0, output]
-
-    zero = torch.zeros(16, dtype=torch.float64)
-    slope = torch.autograd.functional.jacobian(value, zero)
-    hessian = torch.autograd.functional.hessian(value, zero)
-    with torch.no_grad():
-        constant = value(zero).item()
-    return constant, slope.numpy(), hessian.numpy() / 2
-
-
-def moment(f, g):
-    """`E f(x) g(x)` of two quadratics under N(0, I), by Isserlis' theorem."""
-    (c, slope, q), (d, other, p) = f, g
-    quadratics = np.trace(q) * np.trace(p) + 2 * np.trace(q @ p)
-    return quadratics + slope @ other + c * d + c * np.trace(p) + d * np.trace(q)
-
-
-@pytest.mark.slow
-def test_bilinear_convolutions_compare_exactly():
-    """Normalised inputs, convolutions, batch norms and pooling, under the Gaussian of the pixels."""
-    torch.manual_seed(0)
-    modules = [Convolutional().double().eval() for _ in range(2)]
-    a, b = (tnsim.from_module(module, inputs=torch.zeros(2, 1, 4, 4)) for module in modules)
-    f, g = ([quadratic(module, output) for output in range(5)] for module in modules)
-    cross, first, second = (sum(map(moment, *pair)) for pair in ((f, g), (f, f), (g, g)))
-    value = tnsim.similarity(a, b)
-    assert value.exact
-    assert_close(value, cross / np.sqrt(first * second), scale=1.0, rtol=1e-9)
 
 
 def coded(m, x, hidden):
@@ -807,12 +717,6 @@ def test_hidden_units_that_know_one_another_are_refused_by_name(hidden, words):
     module = Module(lambda m, x: coded(m, x, hidden), **CODES)
     with refused(words, tnsim.UnsupportedLayer):
         tnsim.from_module(module, inputs=torch.zeros(3, 4))
-
-
-def test_pooling_by_the_largest_is_refused_by_name():
-    module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
-    with refused(r"max_pool2d.*the largest of several values", tnsim.UnsupportedLayer):
-        tnsim.from_module(module, inputs=torch.zeros(2, 1, 6, 6))
 
 
 def root(square, **settings):
