@@ -84,15 +84,6 @@ def test_shares_are_integrals_of_component_functions(case, rng):
     check_against_complex_steps(found, a, b, x, np.full(len(x), 1 / len(x)), by, ends)
 
 
-@pytest.mark.slow
-def test_exact_gaussian_change_against_quadrature(rng):
-    a, b = (tnsim.Model([oracle.mlp(rng, 2, 2), oracle.mlp(rng, 2, 2)]) for _ in range(2))
-    x, w = quadrature(5, np.zeros(2), np.eye(2))
-    found = tnsim.change(a, b)
-    assert found.exact and found.standard_error is None and found.surroundings == 0.0
-    check_against_complex_steps(found, a, b, x, w, "layer")
-
-
 @pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("orders", [(2, 3), (2, 2, 2)])
 def test_parts_of_deep_models_against_quadrature(orders, rng):
@@ -104,7 +95,9 @@ def test_parts_of_deep_models_against_quadrature(orders, rng):
         for _ in range(2)
     )
     x, w = quadrature(9, np.zeros(2), np.eye(2))
-    check_against_complex_steps(tnsim.change(a, b), a, b, x, w, "layer")
+    found = tnsim.change(a, b)
+    assert found.exact and found.standard_error is None and found.surroundings == 0.0
+    check_against_complex_steps(found, a, b, x, w, "layer")
 
 
 @pytest.mark.slow
@@ -165,24 +158,6 @@ def test_without_repeated_use_the_parts_are_shapley_values(rng):
     parts = oracle.shapley_parts(corners, 3).reshape(3, -1)
     total = parts.sum(axis=0)
     assert_close(found.share, parts @ total / (total @ total), scale=LARGEST, rtol=1e-11)
-
-
-@pytest.mark.slow
-def test_a_planted_change_is_found_under_scrambled_gauges(rng):
-    a, _ = pair("attention", rng)
-    layer = a.layers[1].layer
-    o = np.array(layer.o)
-    o[:, :2] += rng.normal(size=(4, 2))
-    planted = tnsim.Attention(
-        layer.q1, layer.k1, layer.q2, layer.k2, layer.v, o, 2,
-        layer.q1_bias, layer.k1_bias, layer.q2_bias, layer.k2_bias, layer.v_bias, layer.o_bias,
-        rope_base=layer.rope_base,
-    )  # fmt: skip
-    b = tnsim.Model([a.layers[0], tnsim.Residual(planted, 0.9, 0.3), *a.layers[2:]], n_ctx=3)
-    found = tnsim.change(a, scrambled(rng, b), tnsim.Empirical(points(a, rng)), by="head")
-    wanted = np.zeros(len(found.components))
-    wanted[found.components.index("layer 1 head 0")] = 1.0
-    assert_close(found.share, wanted, scale=1.0, rtol=1e-9)
 
 
 @pytest.mark.sampled(quick=0, slow=1)

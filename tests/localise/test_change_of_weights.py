@@ -364,6 +364,15 @@ def deep(activation):
     ).double()
 
 
+def permuted(network, layer):
+    """The same function, with the hidden units behind a layer in another order."""
+    other, order = copy.deepcopy(network), torch.tensor([3, 1, 0, 7, 6, 2, 5, 4])
+    with torch.no_grad():
+        for weight in (other[layer].weight, other[layer].bias, other[layer + 2].weight.T):
+            weight.copy_(weight[order])
+    return other
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh])
 def test_deep_networks_run_on_normal_inputs(activation):
@@ -426,15 +435,8 @@ def test_biases_that_begin_as_zeros_change_as_weights_do(layers):
 def test_networks_without_common_weights_are_warned_of():
     torch.manual_seed(0)
     a = deep(nn.ReLU)
-    order = torch.tensor([3, 1, 0, 7, 6, 2, 5, 4])
-    b = moved(a, generator(7), size=0.01)
-    with (
-        torch.no_grad()
-    ):  # the same function but for small moves, with hidden units in other orders
-        for before, after in ((0, 2), (2, 4)):
-            b[before].weight.copy_(b[before].weight[order])
-            b[before].bias.copy_(b[before].bias[order])
-            b[after].weight.copy_(b[after].weight[:, order])
+    # The same function but for small moves, with hidden units in other orders.
+    b = permuted(permuted(moved(a, generator(7), size=0.01), 0), 2)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         found = tnsim.change(a, b, tnsim.Empirical(X))
@@ -640,11 +642,7 @@ def test_squares_beyond_floats_are_no_equal_networks(factor, said):
 
 def test_a_change_of_weights_without_one_of_the_function_is_refused():
     a = deep(nn.ReLU)
-    b, order = copy.deepcopy(a), torch.tensor([3, 1, 0, 7, 6, 2, 5, 4])
-    with torch.no_grad():
-        b[0].weight.copy_(a[0].weight[order])
-        b[0].bias.copy_(a[0].bias[order])
-        b[2].weight.copy_(a[2].weight[:, order])
+    b = permuted(a, 0)
     for of in ("distance", "similarity"):
         with refused("differ by less than rounding", tnsim.errors.ResultError):
             tnsim.change(a, b, tnsim.Empirical(X), of=of)
