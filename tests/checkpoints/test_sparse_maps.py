@@ -117,11 +117,6 @@ def residual(m, x):
     return m.out((state + m.c(state) * m.d(state)).flatten(1))
 
 
-def shortcut(m, x):
-    state = m.a(x) * m.b(x)
-    return m.out((m.e(state) + m.c(state) * m.d(state)).flatten(1))
-
-
 def input_again(m, x):
     """The image itself is carried beside the first layer."""
     state = m.a(x) * m.b(x)
@@ -197,15 +192,6 @@ NETWORKS = {  # parts, shape of an image, and entries in a row of each sparse ma
         conv("ab", 2, 4, 3, padding=1) | conv("cd", 4, 4, 3, padding=1) | readout(400),
         (2, 10, 10),
         [18, 18, 1, 36, 36, 1],
-    ),
-    "shortcut": (
-        shortcut,
-        conv("ab", 2, 4, 3, padding=1)
-        | conv("cd", 4, 4, 3, padding=1)
-        | conv("e", 4, 4, 1)
-        | readout(400),
-        (2, 10, 10),
-        [18, 18, 1, 36, 36],
     ),
     "the input again": (
         input_again,
