@@ -25,19 +25,38 @@ LLAMA3_ROPE = dict(
 )  # fmt: skip
 
 
-def library_sizes(width):
-    """Settings of a small model of two layers, by the names of Hugging Face's library."""
-    return {
-        "vocab_size": 13,
+def library_settings(width, groups):
+    """Settings of small models of two layers by layout, in the names of Hugging Face's library."""
+    ends = {"vocab_size": 13, "bos_token_id": 1, "eos_token_id": 2}
+    sizes = ends | {
         "hidden_size": width,
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
         "intermediate_size": 10,
         "max_position_embeddings": 16,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
         "pad_token_id": 0,
+        "hidden_act": "silu",
     }
+    grouped = sizes | {"num_key_value_heads": groups}
+    of_opt = {"ffn_dim": 10, "word_embed_proj_dim": width, "activation_function": "relu"}
+    of_gpt2 = {"n_embd": width, "n_layer": 2, "n_head": 2, "n_positions": 16, "n_inner": 10}
+    found = dict.fromkeys(("llama", "mistral", "qwen2"), grouped)
+    found |= {"gpt2": ends | of_gpt2 | {"activation_function": "gelu_new"}, "gpt_neox": sizes}
+    found |= {"gemma": grouped | {"head_dim": width // 2}, "opt": sizes | of_opt}
+    return {kind: settings | {"model_type": kind} for kind, settings in found.items()}
+
+
+def library_module(settings):
+    """A module of Hugging Face's library with these settings, all of its weights random."""
+    import torch
+    import transformers
+
+    config = transformers.AutoConfig.for_model(**settings)
+    config._attn_implementation = "eager"
+    net = transformers.AutoModelForCausalLM.from_config(config)
+    for parameter in net.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return net
 
 
 def _small(kind: str, heads: int = HEADS, **settings: Any) -> dict[str, Any]:
