@@ -1043,6 +1043,9 @@ ATTENDING = {
     "causal": Case(_attention(lambda m, s: s.tril()), layers="Attention"),
     "two heads": Case(_two_heads(torch.tril), layers="2 heads"),
     "two heads of a single score": Case(_two_heads(lambda s: s, scores=1), layers="2 heads"),
+    "two heads of a squared score": Case(
+        _two_heads(lambda s: (s / 4).square().tril(), scores=1), layers="2 heads"
+    ),
     "two heads with rotations": Case(_two_heads(torch.tril, _rotated), layers="2 heads.*RoPE"),
     "two heads with interleaved rotations": Case(
         _two_heads(lambda s: s, lambda x: _rotated(x, interleaved=True)), layers="2 heads.*RoPE"

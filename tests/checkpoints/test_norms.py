@@ -291,6 +291,9 @@ def test_norms_with_and_without_weights_are_seen_and_named(kind, place, affine):
     theirs = net.double()(inputs).detach().numpy()
     true = np.linalg.norm(model(inputs.numpy()) - theirs) / np.linalg.norm(theirs)
     assert_close(model.origin.error, true, rtol=1e-6, limited_by="the eps of RMSNorm, 1e-7")
+    # On a single input the energy is that of the input.
+    single = tnsim.from_module(net, norm_inputs=inputs[:1])
+    assert_close(single(inputs[:1].numpy()), theirs[:1], scale=LARGEST, rtol=1e-6, limited_by="eps")
 
 
 def test_one_pattern_to_leave_out_is_one_pattern(state, tmp_path):
