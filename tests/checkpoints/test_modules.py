@@ -270,6 +270,14 @@ REFUSED = {
     ),
     "norm": (lambda: nn.Sequential(nn.Linear(3, 4), nn.RMSNorm(4), nn.Linear(4, 2)), "norm_inputs=inputs"),
     "last norm": (lambda: nn.Sequential(nn.Linear(3, 4), nn.RMSNorm(4)), "a norm stands before layer 1.*norm_inputs"),
+    "little of the batch": (
+        lambda: Module(lambda m, x: m.a(x) + 1e-12 * x.mean(0), a=nn.Linear(4, 4)),
+        "depends on the batch around it",
+    ),
+    "little of its size": (
+        lambda: Module(lambda m, x: m.a(x) + 1e-12 * len(x), a=nn.Linear(4, 4)),
+        "depends on the batch around it",
+    ),
     "several widths": (means, r"the module takes vectors of 3, 5 entries: give inputs=, an example"),
 }  # fmt: skip
 
