@@ -20,11 +20,6 @@ nn = torch.nn
 F = nn.functional
 
 
-@pytest.fixture(autouse=True)
-def seeded():
-    torch.manual_seed(0)
-
-
 def in_residuals(m, x):
     x = m.embed(x)
     x = x + 0.35 * m.blocks[0](x)
@@ -62,6 +57,7 @@ def test_casts_to_the_precision_of_a_network_do_nothing(rng):
         return m.b(m.a(x.float()).to(torch.float32).relu().type(torch.float32))
 
     a, b, moved = nn.Linear(4, 8), nn.Linear(8, 3), nn.Linear(4, 8)
+    moved.load_state_dict({name: 1.01 * weight for name, weight in a.state_dict().items()})
     found = tnsim.similarity(Module(casting, a=a, b=b), Module(plain, a=a, b=b))
     assert found.exact and found == 1
     inputs = tnsim.Empirical(rng.normal(size=(20, 4)))
@@ -492,7 +488,6 @@ def stream():
 
 
 def test_states_that_enter_a_submodule(rng):
-    torch.manual_seed(0)
     net = stream().double()
     tokens = rng.integers(7, size=(20, 5))
     with torch.no_grad():
@@ -542,7 +537,6 @@ def squares(m, x):
 
 
 def test_a_deep_polynomial_is_compared_where_it_has_numbers():
-    torch.manual_seed(0)
     net = Module(squares, maps=nn.ModuleList(nn.Linear(3, 3, bias=False) for _ in range(10)))
     net = net.double()
     for one in net.maps:

@@ -285,7 +285,6 @@ def masked(m, x):
 @pytest.mark.slow
 def test_places_that_another_checkpoint_lacks_are_found_anew(rng):
     example = torch.zeros(1, 10, 12)
-    torch.manual_seed(0)
     with tnsim.using(tnsim.Session()):
         for _ in range(2):
             mask = torch.as_tensor(supports(rng, 80, ((10, 12),)) != 0).reshape(80, 10, 12)

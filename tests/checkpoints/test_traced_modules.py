@@ -101,7 +101,6 @@ POLYNOMIALS = {
 @pytest.mark.parametrize("name", POLYNOMIALS)
 def test_the_model_computes_what_the_module_computes(name, rng):
     forward, parts, description = POLYNOMIALS[name]
-    torch.manual_seed(0)
     module = Module(forward, **parts).double()
     model = tnsim.from_module(module, inputs=torch.zeros(8, 4))
     x = rng.normal(size=(5, 4))
@@ -135,7 +134,6 @@ class Convolutional(nn.Module):
 
 
 def test_images(rng, capfd):
-    torch.manual_seed(0)
     module = Convolutional().double().eval()
     model = tnsim.from_module(module, inputs=torch.zeros(2, 1, 4, 4))
     assert "Warning" not in capfd.readouterr().err  # as of PyTorch, of batch norm row by row
@@ -215,7 +213,6 @@ def inner_over_patches(one, two):
 )
 def test_images_of_many_pixels(pixels, patch):
     """An identity of inputs x inputs would take 18 GiB for 128 x 128 pixels, 169 for 224 x 224."""
-    torch.manual_seed(0)
     nets = [Patches(pixels, patch).double().eval() for _ in range(2)]
     models = [tnsim.from_module(net, inputs=torch.zeros(1, 3, pixels, pixels)) for net in nets]
     assert models[0].d_in == 3 * pixels**2
@@ -226,7 +223,6 @@ def test_images_of_many_pixels(pixels, patch):
 
 def test_what_is_wide_on_the_way_alone_is_no_matrix(rng):
     """A convolution with 131,072 outputs and a linear readout are a matrix of a row."""
-    torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.Flatten(), nn.Linear(131072, 1))
     net = net.double().eval()
     model = tnsim.from_module(net, inputs=torch.zeros(1, 3, 64, 64))
@@ -237,7 +233,6 @@ def test_what_is_wide_on_the_way_alone_is_no_matrix(rng):
 @pytest.mark.slow
 def test_images_keep_their_residual_connection(rng):
     """That a map of 49,152 numbers is half the identity is seen without its matrix."""
-    torch.manual_seed(0)
     parts = {"a": (49152, 2), "b": (49152, 2), "c": (2, 49152)}
     net = Module(lambda m, x: 0.5 * x + cp(m, x.flatten(1)).reshape(x.shape), **parts).double()
     model = tnsim.from_module(net, inputs=torch.zeros(1, 3, 128, 128))
@@ -255,7 +250,6 @@ class WrittenOut(nn.Module):
 
 def test_activations_that_are_written_out(rng):
     """An MLP block of GPT-2, whose layers are no `nn.Linear`, is an exact model of one layer."""
-    torch.manual_seed(0)
     parts = {"a": (4, 9), "b": (9,), "c": (9, 4), "act": WrittenOut()}
     module = Module(lambda m, x: m.act(torch.addmm(m.b, x, m.a)) @ m.c, **parts).double()
     model = tnsim.from_module(module)
@@ -367,7 +361,6 @@ class Ways(nn.Module):
 @pytest.mark.parametrize("name", WAYS)
 def test_every_way_to_write_an_activation_is_the_activation(name):
     """Forms are recognised by algebra, so that the model is the module to rounding."""
-    torch.manual_seed(0)
     module = Ways(WAYS[name], gated=False).double()
     model = tnsim.from_module(module, inputs=torch.zeros(3, 4))
     assert [layer.activation.name for layer in model.layers] == [name.partition(",")[0]]
@@ -395,7 +388,6 @@ def test_constants_that_were_rounded_to_float32():
 
 
 def test_gates_that_are_written_out():
-    torch.manual_seed(0)
     module = Ways([*WAYS["silu"], functional.silu], gated=True).double()
     model = tnsim.from_module(module, inputs=torch.zeros(3, 4))
     (layer,) = model.layers
@@ -445,7 +437,6 @@ CHANGES = {
 @pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("name", CHANGES)
 def test_no_operation_outlives_what_it_was_read_from(name, monkeypatch):
-    torch.manual_seed(0)
     module = changeable()
     tnsim.torch.similarity(module, tnsim.from_module(module))
     CHANGES[name](module, monkeypatch)
@@ -458,7 +449,6 @@ def test_no_operation_outlives_what_it_was_read_from(name, monkeypatch):
 
 def test_files_and_steps_are_read_by_one_trace(monkeypatch, tmp_path):
     """A run of 100 small files took 40 ms a file for traces of one module, a training step 150."""
-    torch.manual_seed(0)
     traces, traced = [], graphs._traced
     monkeypatch.setattr(graphs, "_traced", lambda *given: traces.append(0) or traced(*given))
     modules = [changeable() for _ in range(3)]

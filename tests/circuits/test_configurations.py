@@ -128,7 +128,6 @@ def is_read(written, net):
 @pytest.mark.sampled(quick=0, slow=1)
 @pytest.mark.parametrize("layout", BASES)
 def test_configurations_are_read_as_they_are_computed(layout):
-    torch.manual_seed(0)
     read, rotated = 0, ROTATED if layout not in ("gpt2", "opt") else ROTATED[:4]
     for change in ({}, *rotated, *ACTIVATIONS, *OTHERS):
         written = {**BASES[layout], **change}
