@@ -1,12 +1,12 @@
 """The parts of a change: integrals against complex steps, finite sums, gauges, swaps, refusals."""
 
 import itertools
-from fractions import Fraction
 
 import component_oracles as oracle
 import jax
 import numpy as np
 import pytest
+import rational_oracle
 from closeness import LARGEST, assert_close
 from component_oracles import pair, points
 from hypothesis import given, settings
@@ -433,8 +433,8 @@ def test_changes_of_similarity_between_near_models(name, size, rng):
 
     def apart(one, two):
         # Products of outputs in rationals; 1 less their cosine in 60 digits.
-        u, v = (in_rationals(model, x) for model in (one, two))
-        of_each = exact(weights)[:, None]
+        u, v = (rational_oracle.forward(model, x) for model in (one, two))
+        of_each = rational_oracle.rational(weights)[:, None]
         with mp.workdps(60):
             uv, uu, vv = (
                 mp.mpf(total.numerator) / total.denominator
@@ -453,19 +453,6 @@ def test_changes_of_similarity_between_near_models(name, size, rng):
 
 def moved(layer, by):
     return tnsim.Bilinear(layer.left, layer.right, layer.down + by)
-
-
-exact = np.vectorize(Fraction, otypes=[object])
-
-
-def in_rationals(model, x):
-    state = exact(x)
-    for layer in model.layers:
-        left, right, down = (
-            exact(getattr(layer.layer, name)).T for name in ("left", "right", "down")
-        )
-        state = state + ((state @ left) * (state @ right)) @ down
-    return state
 
 
 def in_units_of_the_stream(exponent, writes):
