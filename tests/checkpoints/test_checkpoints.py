@@ -10,6 +10,7 @@ from closeness import assert_close
 from oracles import bilinear, linear
 from refusals import not_read, refused
 from safetensors.numpy import save_file
+from sequence_cases import ONE_LAYER
 
 import tnsim
 from tnsim.checkpoints.dialects import PRESETS
@@ -39,14 +40,20 @@ def forward(s, x):
     return (hidden @ s["body.down.weight"].T + s["body.down.bias"]) @ s["head.weight"].T
 
 
-@pytest.mark.parametrize("name", cases.SHALLOW | cases.DEEP)
-def test_save_and_load_round_trip(name, rng, tmp_path):
-    for model in cases.pair((cases.SHALLOW | cases.DEEP)[name], rng):
+@pytest.mark.parametrize(
+    "name, n_ctx",
+    [*((name, None) for name in cases.SHALLOW | cases.DEEP), *((name, 5) for name in ONE_LAYER)],
+)
+def test_save_and_load_round_trip(name, n_ctx, rng, tmp_path):
+    make = ONE_LAYER[name] if n_ctx else (cases.SHALLOW | cases.DEEP)[name]
+    for layers in make(rng):
+        model = tnsim.Model(layers, n_ctx)
         tnsim.save(model, tmp_path / "m.safetensors")
         again = tnsim.load(tmp_path / "m.safetensors")
-        x = rng.normal(size=(4, model.d_in))
+        x = rng.normal(size=(4, 5, model.d_in))
         np.testing.assert_array_equal(again(x), model(x))
-        assert repr(again) == repr(model)
+        assert repr(again) == repr(model) and again.n_ctx == n_ctx
+    assert tnsim.load(tmp_path / "m.safetensors", n_ctx=2).n_ctx == 2
     assert [p.name for p in tmp_path.iterdir()] == ["m.safetensors"]
 
 
