@@ -278,13 +278,6 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_is_refused_is_named(name):
-    build, message = REFUSED[name]
-    with refused(message, tnsim.TnsimError):
-        tnsim.from_module(build())
-
-
 def tokens():
     """Two tokens side by side, as networks of modular addition read them."""
     parts = {"embed": nn.Embedding(7, 6), "first": nn.Linear(12, 10), "out": nn.Linear(10, 7)}
@@ -332,10 +325,13 @@ FIXED = {  # a module, arguments of from_module, and the fix that the refusal na
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FIXED)
-def test_refusals_name_the_fix(name):
-    build, arguments, fix = FIXED[name]
-    with refused(fix, tnsim.TnsimError):
+@pytest.mark.parametrize(
+    "build, arguments, said",
+    [*((build, {}, said) for build, said in REFUSED.values()), *FIXED.values()],
+    ids=[*REFUSED, *FIXED],
+)
+def test_what_is_refused_is_named_with_its_fix(build, arguments, said):
+    with refused(said, tnsim.TnsimError):
         tnsim.from_module(build(), **arguments)
 
 

@@ -573,24 +573,6 @@ def test_what_relu_does_not_leave_as_it_is_takes_a_layer_of_its_own(hidden):
     assert_same(model, module)
 
 
-NO_UNITS = {  # products beside those of a step and what it is a step of; the reason that is told
-    "of a product": (lambda m, u: (u > m.height) * (u * u.flip(1)), "computes step, and keeps"),
-    "of another": (lambda m, u: (u > m.height) * u.flip(1), "computes step, and keeps"),
-    "with an offset": (
-        lambda m, u: ((u > threshold(m)) + 1.0) * functional.relu(u),
-        "one layer computes jump_relu.* and relu",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", NO_UNITS)
-def test_a_step_multiplies_what_it_is_a_step_of_and_nothing_else(name):
-    hidden, reason = NO_UNITS[name]
-    module = Module(lambda m, x: coded(m, x, lambda u: hidden(m, u)), **CODES).double()
-    with refused(reason, tnsim.UnsupportedLayer):
-        tnsim.from_module(module, inputs=torch.zeros(3, 4))
-
-
 def test_a_step_of_a_norm_multiplies_the_norm_alone():
     module = Module(
         lambda m, x: (functional.rms_norm(x, (4,)) > m.height) * (x - m.height), height=(4,)
@@ -695,16 +677,23 @@ OWN = r"computes {}: these of a value make no activation.*tnsim\.Elementwise\(tn
 @pytest.mark.parametrize(
     ("hidden", "words"),
     [
-        (top, r"computes topk, which compares hidden units with one another.*Empirical\(inputs\)"),
-        (lambda u: u.softmax(-1), r"_softmax, which divides by a sum.*Empirical\(inputs\)"),
-        (lambda u: functional.relu(u) + functional.gelu(u), "one layer computes gelu and relu"),
-        (lambda u: torch.sin(u) / (1 + u**2), OWN.format("sin, pow, add and div")),
-        (lambda u: torch.exp(-(u**2)), OWN.format("pow, neg and exp")),
-        (torch.atan, OWN.format("atan")),
+        (lambda m, u: top(u), r"computes topk, which compares hidden units with one another.*Empirical\(inputs\)"),
+        (lambda m, u: u.softmax(-1), r"_softmax, which divides by a sum.*Empirical\(inputs\)"),
+        (lambda m, u: functional.relu(u) + functional.gelu(u), "one layer computes gelu and relu"),
+        (lambda m, u: torch.sin(u) / (1 + u**2), OWN.format("sin, pow, add and div")),
+        (lambda m, u: torch.exp(-(u**2)), OWN.format("pow, neg and exp")),
+        (lambda m, u: torch.atan(u), OWN.format("atan")),
+        # A step multiplies what it is a step of, and nothing else.
+        (lambda m, u: (u > m.height) * (u * u.flip(1)), "computes step, and keeps"),
+        (lambda m, u: (u > m.height) * u.flip(1), "computes step, and keeps"),
+        (
+            lambda m, u: ((u > threshold(m)) + 1.0) * functional.relu(u),
+            "one layer computes jump_relu.* and relu",
+        ),
     ],
-)
-def test_hidden_units_that_know_one_another_are_refused_by_name(hidden, words):
-    module = Module(lambda m, x: coded(m, x, hidden), **CODES)
+)  # fmt: skip
+def test_hidden_units_that_no_layer_has_are_refused_by_name(hidden, words):
+    module = Module(lambda m, x: coded(m, x, lambda u: hidden(m, u)), **CODES).double()
     with refused(words, tnsim.UnsupportedLayer):
         tnsim.from_module(module, inputs=torch.zeros(3, 4))
 
