@@ -154,7 +154,7 @@ def crossed():
             yield pytest.param(name, way, id=f"{name}-{way}", marks=marks)
 
 
-@pytest.mark.sampled(quick=24, slow=24)
+@pytest.mark.sampled(quick=16, slow=32)
 @pytest.mark.parametrize(("name", "way"), crossed())
 def test_single_modules(name, way, tmp_path):
     WAYS[way](cases.SINGLE[name], tmp_path, 0)
@@ -179,7 +179,7 @@ def crossed_sequences():
             yield pytest.param(name, way, length, id=f"{name}-{at}", marks=marks)
 
 
-@pytest.mark.sampled(quick=4, slow=8)
+@pytest.mark.sampled(quick=3, slow=9)
 @pytest.mark.parametrize(("name", "way", "length"), crossed_sequences())
 def test_sequences(name, way, length, tmp_path):
     """At the length asked for; without one, a model that claims no length is right at each."""
