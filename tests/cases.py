@@ -7,6 +7,14 @@ import tnsim
 
 D = 3
 
+
+def cubic(g, d_in, rank, d_out, biases=False):
+    """`down (W x + b)^3 + c`."""
+    rows, down = g.normal(size=(rank, d_in)), g.normal(size=(d_out, rank))
+    constants = ([g.normal(size=rank)] * 3, g.normal(size=d_out)) if biases else ()
+    return tnsim.Multilinear([rows] * 3, down, *constants)
+
+
 # name -> rng -> (a, b) with one nonlinear layer or none
 SHALLOW = {
     "bilinear": lambda g: ([bilinear(g, D, 4, 2)], [bilinear(g, D, 5, 2)]),
@@ -47,6 +55,10 @@ SHALLOW = {
             linear(g, 3, 2),
         ],
         [thinned(g, bilinear(g, D, 6, 2))],
+    ),
+    "three factors": lambda g: (
+        [linear(g, D, 2), tnsim.Residual(cubic(g, 2, 3, 2, True), 0.7, 0.3), linear(g, 2, 2)],
+        [cubic(g, D, 2, 2)],
     ),
     "linear": lambda g: (
         [linear(g, D, 4), tnsim.Residual(linear(g, 4, 4, True), 0.3, 0.4), linear(g, 4, 2)],

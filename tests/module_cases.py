@@ -8,6 +8,7 @@ both have to be read: one as it is, the other from a file that the first one rea
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -68,6 +69,7 @@ class Case:
         variants: Arguments of `build`: equal classes that compute other functions, read one after another.
         inputs: The example that reading asks for, None where it asks for none.
         tokens: Number of tokens where the inputs are tokens.
+        layers: Regular expression for what the model shows of its layers.
         positions: Whether inputs are sequences, of any length.
     """
 
@@ -78,6 +80,7 @@ class Case:
     variants: tuple[Any, ...] = (None,)
     inputs: torch.Tensor | None = None
     tokens: int = 0
+    layers: str = ""
     positions: bool = False
 
     def modules(self) -> Iterator[nn.Module]:
@@ -380,9 +383,6 @@ INERT = {
     "normalised by buffers": Case(
         _of(lambda m, u: (u - m.mean) / m.std, mean=ZEROS, std=ONES, b=nn.Identity())
     ),
-    "normalised before ReLU": Case(
-        _two(lambda m, x: m.b(functional.relu(m.a((x - m.mean) / m.std))), mean=ZEROS, std=ONES)
-    ),
     "masked": Case(_of(lambda m, u: functional.relu(u) * m.mask, mask=ONES), {"mask": HALF_MASK}),
     "masked product": Case(
         _two(lambda m, x: m.a(x) * m.b(x) * m.mask, mask=ONES), {"mask": HALF_MASK}
@@ -398,19 +398,7 @@ INERT = {
         )
     ),
     "LoRA of B = 0": Case(lambda: _lora(0.0)),
-    "LoRA of B = 0, on a product": Case(
-        lambda: Module(
-            lambda m, x: (m.a(x) + x @ m.A.T @ m.B.T) * m.b(x),
-            a=_linear(),
-            b=_linear(),
-            A=(2, WIDTH),
-            B=nn.Parameter(torch.zeros(WIDTH, 2)),
-        )
-    ),
     "gain of one": Case(_of(lambda m, u: functional.relu(u) * m.gain, gain=nn.Parameter(ONES))),
-    "gain of one on a residual": Case(
-        _two(lambda m, x: x + m.gain * m.b(functional.relu(m.a(x))), gain=nn.Parameter(ONES))
-    ),
     "shift of zero": Case(_of(lambda m, u: functional.relu(u) + m.shift, shift=nn.Parameter(ZEROS))),
     "scale that is clamped": Case(
         _two(
@@ -536,6 +524,12 @@ ACROSS = {
         _two(lambda m, x: m.a(x) if len(x) <= 200 else m.b(x)), refused=BATCH
     ),
     "chunks of 64": Case(_two(lambda m, x: torch.cat([m.a(part) ** 2 for part in x.split(64)]))),
+    "a factor of the whole batch": Case(
+        _two(lambda m, x: functional.relu(m.a(x)) * x.sum()), refused=BATCH, inputs=VECTORS
+    ),
+    "attention over the batch": Case(
+        _two(lambda m, x: (m.a(x) @ m.b(x).T) @ x), refused=BATCH, inputs=VECTORS
+    ),
     "batch norm in training mode": Case(
         lambda: _in_training(nn.Sequential(_linear(), nn.BatchNorm1d(WIDTH), _linear())),
         refused=rf"training|{BATCH}",
@@ -570,7 +564,6 @@ GRAPHS = {
 }
 
 LIMITS_OF_READING = {
-    "fourth power": Case(_of(lambda m, u: u**4)),
     "fifth power": Case(_of(lambda m, u: u**5)),
     "fourth power by squares": Case(_of(lambda m, u: (u * u) * (u * u))),
     "a product along an axis": Case(_of(lambda m, u: torch.stack([u, m.c(u), u + 1], -1).prod(-1), c=_linear())),
@@ -622,7 +615,6 @@ LIMITS_OF_READING = {
     "a layer used twice, side by side": Case(_two(lambda m, x: m.a(x) * m.a(m.b(x)))),
     "a head used twice": Case(_two(lambda m, x: m.b(functional.relu(m.a(x))) + m.b(x))),
     "tied heads": Case(_tied_head, tokens=6),
-    "circular padding": Case(_convolutional(padding_mode="circular"), inputs=IMAGES),
     "circular padding and strides": Case(
         _convolutional(padding_mode="circular", stride=(2, 1), out=16), inputs=IMAGES
     ),
@@ -669,6 +661,14 @@ LIMITS_OF_READING = {
     "a quotient": Case(
         _two(lambda m, x: m.a(x) / (1 + m.b(x) ** 2)), refused=r"divi|quotient|div\b|recip|cannot tell"
     ),
+    "a negative power": Case(_of(lambda m, u: u**-1), refused=r"\bpow\b|recip"),
+    "a power of one half": Case(_of(lambda m, u: u**0.5), refused=r"\bpow\b|sqrt"),
+    "the entry of the largest": Case(_of(lambda m, u: u[:, u.argmax(-1)]), refused=r"argmax"),
+    "a choice between maps": Case(_two(lambda m, x: torch.where(x > 0, m.a(x), m.b(x))), refused=CHOICE),
+    "a gate with an offset by unit": Case(
+        _two(lambda m, x: (torch.tanh(m.a(x)) + m.shift) * m.b(x), shift=(WIDTH,))
+    ),
+    "float32 and back": Case(_of(lambda m, u: u.float().to(u.dtype)), refused=r"rounds"),
     "two outputs of one activation": Case(
         _two(lambda m, x: torch.cat([functional.relu(m.a(x)), m.b(functional.relu(m.a(x)))], -1))
     ),
@@ -854,15 +854,6 @@ ALWAYS_READ = {
     "detached weights": Case(
         _two(lambda m, x: functional.relu(x @ m.a.weight.detach().T) @ m.b.weight.data.T)
     ),
-    "LoRA of 7e-6, by a factor": Case(
-        lambda: Module(
-            lambda m, x: m.b(functional.relu(m.a(x) + 7e-6 * (x @ m.A.T @ m.B.T))),
-            a=_linear(),
-            b=_linear(),
-            A=(2, WIDTH),
-            B=(WIDTH, 2),
-        )
-    ),
     "LoRA of layers, by 7e-6": Case(lambda: _lora_of_layers(7e-6)),
     "LoRA of layers, of B = 0": Case(lambda: _lora_of_layers(2.0, zero=True)),
     "LoRA of layers of 7e-6 on a product": Case(
@@ -970,6 +961,49 @@ def _ones(scores: torch.Tensor) -> torch.Tensor:
     return scores.new_ones(scores.shape[-2:])
 
 
+def _rotated(x: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
+    """RoPE of base 50."""
+    pairs = torch.arange(x.shape[-1] // 2, dtype=x.dtype)
+    angles = torch.arange(x.shape[-2])[:, None] * 50.0 ** (-pairs / len(pairs))
+    one, two = (x[..., ::2], x[..., 1::2]) if interleaved else x.chunk(2, -1)
+    cos, sin = angles.cos(), angles.sin()
+    turned = one * cos - two * sin, one * sin + two * cos
+    return torch.stack(turned, -1).flatten(-2) if interleaved else torch.cat(turned, -1)
+
+
+def _two_heads(
+    weigh: Callable[[torch.Tensor], torch.Tensor],
+    turn: Callable[[torch.Tensor], torch.Tensor] = lambda x: x,
+    scores: int = 2,
+) -> Callable[[], nn.Module]:
+    """A builder of attention by one map of all queries, keys and values, and one of the outputs."""
+
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        *legs, v = m.first(x).unflatten(-1, (-1, 2, 4)).transpose(1, 3).unbind(2)
+        factors = [turn(q) @ turn(k).mT for q, k in zip(legs[::2], legs[1::2], strict=True)]
+        mixed = weigh(math.prod(factors, start=torch.tensor(0.25, dtype=x.dtype))) @ v
+        return x + m.second(mixed.transpose(1, 2).flatten(-2))
+
+    return lambda: Module(forward, first=nn.Linear(2, (2 * scores + 1) * 8), second=nn.Linear(8, 2))
+
+
+def _parameters_by_head(scores: int, out: str) -> Callable[[], nn.Module]:
+    """A builder of causal attention by parameters with an axis of heads, without that of the outputs on request."""
+    legs = [f"{leg}{n}" for n in range(scores) for leg in "qk"]
+
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        pattern = _ones(x @ x.mT).tril()
+        for n in range(scores):
+            q, k = (torch.einsum("bsd,hdk->bhsk", x, getattr(m, f"{leg}{n}")) for leg in "qk")
+            pattern = pattern * (q @ k.mT) / 3
+        v = torch.einsum("bsd,hdk->bhsk", x, m.v) + m.bias[:, None]
+        mixed = torch.einsum("bhst,bhtv->bhsv", pattern, v)
+        return mixed.sum(1) if not out else torch.einsum("bhsv,hvd->bsd", mixed, m.o)
+
+    shapes = {"v": (2, 2, 2), "o": (2, 2, 2), "bias": (2, 2), **dict.fromkeys(legs, (2, 2, 3))}
+    return lambda: Module(forward, **shapes)
+
+
 def _banded(width: int) -> Callable[[Any, torch.Tensor], torch.Tensor]:
     return lambda m, scores: scores * (_ones(scores).tril() - _ones(scores).tril(-width))
 
@@ -1006,7 +1040,18 @@ def _token_zero_masked(m: Any, tokens: torch.Tensor) -> torch.Tensor:
 
 
 ATTENDING = {
-    "causal": Case(_attention(lambda m, s: s.tril())),
+    "causal": Case(_attention(lambda m, s: s.tril()), layers="Attention"),
+    "two heads": Case(_two_heads(torch.tril), layers="2 heads"),
+    "two heads of a single score": Case(_two_heads(lambda s: s, scores=1), layers="2 heads"),
+    "two heads of a squared score": Case(
+        _two_heads(lambda s: (s / 4).square().tril(), scores=1), layers="2 heads"
+    ),
+    "two heads with rotations": Case(_two_heads(torch.tril, _rotated), layers="2 heads.*RoPE"),
+    "two heads with interleaved rotations": Case(
+        _two_heads(lambda s: s, lambda x: _rotated(x, interleaved=True)), layers="2 heads.*RoPE"
+    ),
+    "heads of parameters": Case(_parameters_by_head(2, "o"), layers="2 heads"),
+    "heads of parameters, added": Case(_parameters_by_head(1, ""), layers="2 heads"),
     "unmasked": Case(_attention(lambda m, s: s)),
     "causal by a buffer": Case(
         _attention(lambda m, s: s * m.mask[: s.shape[-1], : s.shape[-1]], mask=TRIANGLE),
@@ -1089,6 +1134,17 @@ OF_TOKENS = {
         lambda m, t: m.a(m.embed(t.to(torch.uint8).long())), r"rounds", tokens=300
     ),
     "padding": _of_tokens(lambda m, t: m.a(m.embed(t)) * m.b(m.embed(t)), padding_idx=0),
+    "a single score with rotations": _of_tokens(
+        lambda m, t: _rotated(m.a(m.embed(t))) @ _rotated(m.b(m.embed(t))).mT @ m.embed(t),
+        r"attends by a single score with queries or keys that depend",
+    ),
+    "positions of tokens": _of_tokens(
+        lambda m, t: m.a(m.embed(t)) + torch.arange(t.shape[1])[:, None], r"else at each position"
+    ),
+    "tokens so far": _of_tokens(lambda m, t: m.a(m.embed(t)).cumsum(1), r"several positions"),
+    "a window of 2 tokens": _of_tokens(
+        lambda m, t: _banded(2)(m, m.embed(t) @ m.embed(t).mT) @ m.embed(t), r"masks or weighs"
+    ),
 }
 SEQUENCES = {
     name: replace(case, positions=True)

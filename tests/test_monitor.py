@@ -40,7 +40,6 @@ def trained(net, steps, monitor):
 @pytest.mark.slow
 @pytest.mark.parametrize("centred", [False, True])
 def test_numbers_are_similarities_of_the_states(centred):
-    torch.manual_seed(0)
     net, goal = bilinear(), bilinear()
     monitor = tnsim.torch.Monitor(every=2, reference=goal, centred=centred)
     similarity = partial(tnsim.similarity, centred=centred)
@@ -64,7 +63,6 @@ def test_numbers_are_similarities_of_the_states(centred):
     "make", [torch.jit.script, lambda net: torch.jit.trace(net, torch.ones(2, 3))]
 )
 def test_programs_of_torchscript_are_monitored_on_inputs(make):
-    torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     program = make(copy.deepcopy(net))
     data = tnsim.Empirical(np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32))
@@ -80,7 +78,6 @@ def test_programs_of_torchscript_are_monitored_on_inputs(make):
 
 
 def test_the_parts_that_move_are_told():
-    torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.ReLU(), nn.Linear(8, 8), nn.Tanh())
     for parameter in net[0].parameters():
         parameter.requires_grad_(False)
@@ -104,7 +101,6 @@ def test_the_parts_that_move_are_told():
 
 @pytest.mark.parametrize("by", [pytest.param("layer", marks=pytest.mark.slow), "module"])
 def test_the_parts_of_models_that_move_are_told(by):
-    torch.manual_seed(0)
     net = bilinear()
     # Under a metric of weights the layers of the model move, and under inputs the modules do.
     monitor = tnsim.torch.Monitor(tnsim.Gaussian(samples=256), every=3, by=by)
@@ -122,7 +118,6 @@ def test_the_parts_of_models_that_move_are_told(by):
 
 def test_a_network_in_training_is_compared_as_in_evaluation():
     """Dropout draws anew and batch norm takes the batch while a network trains."""
-    torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Dropout(0.5), nn.Linear(4, 2))
     states, numbers = trained(net, 2, tnsim.torch.Monitor(every=1))
     assert_close(numbers[1]["similarity/first"], tnsim.similarity(states[1], states[0]))
@@ -132,7 +127,6 @@ def test_a_network_in_training_is_compared_as_in_evaluation():
 @pytest.mark.slow
 def test_any_network_on_inputs_and_a_full_matrix():
     """Dropout is off in what is recorded; a full matrix loses every second of its models."""
-    torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.GELU(), nn.Linear(8, 2))
     metric = tnsim.Empirical(np.random.default_rng(0).normal(size=(50, 3)))
     monitor = tnsim.torch.Monitor(metric, every=1, matrix=4)
@@ -179,7 +173,6 @@ def wandb(monkeypatch):
 
 @pytest.mark.slow
 def test_loggers_get_numbers_and_the_matrix(wandb):
-    torch.manual_seed(0)
     writer, run, rows = Writer(), Run(), []
     for log in (writer, run, lambda numbers, step: rows.append((numbers, step))):
         torch.manual_seed(0)
@@ -222,7 +215,6 @@ def test_the_loops_of_others(monkeypatch, wandb):
         setattr(module, base, type(base, (), {}))
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setitem(sys.modules, "lightning", ModuleType("lightning"))
-    torch.manual_seed(0)
     net, other = bilinear(), bilinear()
     writer, logged = Writer(), []
     logger = SimpleNamespace(
@@ -254,7 +246,6 @@ def deep():
 
 @pytest.mark.parametrize("centred", [False, True])
 def test_networks_without_an_exact_product_are_estimated(centred):
-    torch.manual_seed(0)
     net, metric = deep(), tnsim.Gaussian(samples=1024)
     before = copy.deepcopy(net).eval()
     monitor = tnsim.torch.Monitor(metric, every=1, centred=centred)

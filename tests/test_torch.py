@@ -19,11 +19,6 @@ torch = pytest.importorskip("torch", reason="gradients in PyTorch need the torch
 nn = torch.nn
 
 
-@pytest.fixture(autouse=True)
-def seeded():
-    torch.manual_seed(0)
-
-
 def random(*shape):
     return torch.randn(shape, dtype=torch.float64, requires_grad=True)
 

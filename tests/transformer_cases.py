@@ -25,19 +25,38 @@ LLAMA3_ROPE = dict(
 )  # fmt: skip
 
 
-def library_sizes(width):
-    """Settings of a small model of two layers, by the names of Hugging Face's library."""
-    return {
-        "vocab_size": 13,
+def library_settings(width, groups):
+    """Settings of small models of two layers by layout, in the names of Hugging Face's library."""
+    ends = {"vocab_size": 13, "bos_token_id": 1, "eos_token_id": 2}
+    sizes = ends | {
         "hidden_size": width,
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
         "intermediate_size": 10,
         "max_position_embeddings": 16,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
         "pad_token_id": 0,
+        "hidden_act": "silu",
     }
+    grouped = sizes | {"num_key_value_heads": groups}
+    of_opt = {"ffn_dim": 10, "word_embed_proj_dim": width, "activation_function": "relu"}
+    of_gpt2 = {"n_embd": width, "n_layer": 2, "n_head": 2, "n_positions": 16, "n_inner": 10}
+    found = dict.fromkeys(("llama", "mistral", "qwen2"), grouped)
+    found |= {"gpt2": ends | of_gpt2 | {"activation_function": "gelu_new"}, "gpt_neox": sizes}
+    found |= {"gemma": grouped | {"head_dim": width // 2}, "opt": sizes | of_opt}
+    return {kind: settings | {"model_type": kind} for kind, settings in found.items()}
+
+
+def library_module(settings):
+    """A module of Hugging Face's library with these settings, all of its weights random."""
+    import torch
+    import transformers
+
+    config = transformers.AutoConfig.for_model(**settings)
+    config._attn_implementation = "eager"
+    net = transformers.AutoModelForCausalLM.from_config(config)
+    for parameter in net.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return net
 
 
 def _small(kind: str, heads: int = HEADS, **settings: Any) -> dict[str, Any]:
@@ -294,6 +313,32 @@ def _activated(config, x):
     return wide.astype(x.dtype)
 
 
+PLACES = {  # of a layer, its second norm, and the first and last map of its MLP
+    "gpt2": ("transformer.h", "ln_2", "mlp.c_fc", "mlp.c_proj"),
+    "gpt_neox": (
+        "gpt_neox.layers", "post_attention_layernorm", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h",
+    ),
+    "opt": ("model.decoder.layers", "final_layer_norm", "fc1", "fc2"),
+}  # fmt: skip
+
+
+def mlp(state, config, i, read):
+    """What the MLP of layer i adds, by the normalised stream that it reads."""
+    llama = "model.layers", "post_attention_layernorm", "mlp.gate_proj", "mlp.down_proj"
+    root, norm, first, last = PLACES.get(kind(config), llama)
+
+    def linear(name, y):
+        weight, bias = (state.get(f"{root}.{i}.{name}.{part}") for part in ("weight", "bias"))
+        mapped = y @ (weight if kind(config) == "gpt2" else weight.T)
+        return mapped if bias is None else mapped + bias
+
+    gain = state[f"{root}.{i}.{norm}.weight"] + read.dtype.type(kind(config) == "gemma")
+    shift = state.get(f"{root}.{i}.{norm}.bias", read.dtype.type(0))
+    inner = read * gain + shift
+    opened = _activated(config, linear(first, inner))
+    return linear(last, opened if kind(config) in PLACES else opened * linear("mlp.up_proj", inner))
+
+
 def _split(x, heads):
     """(positions, heads * d) -> (heads, positions, d)."""
     return x.reshape(len(x), heads, -1).transpose(1, 0, 2)
@@ -369,11 +414,9 @@ def _run_gpt2(state, config, tokens):
         scores, pattern, heads = _attend(q, k, v, scale, get("attn.c_proj.weight").T)
         x = x + heads.sum(0) + get("attn.c_proj.bias")
         mlp_read = _layer_norm(x, eps)
-        inner = mlp_read * get("ln_2.weight") + get("ln_2.bias")
-        hidden = inner @ get("mlp.c_fc.weight") + get("mlp.c_fc.bias")
-        mlp = _activated(config, hidden) @ get("mlp.c_proj.weight") + get("mlp.c_proj.bias")
-        x = x + mlp
-        layers.append(Layer(read, scores, pattern, heads, mlp_read, mlp))
+        added = mlp(state, config, i, mlp_read)
+        x = x + added
+        layers.append(Layer(read, scores, pattern, heads, mlp_read, added))
     return layers
 
 
@@ -397,13 +440,9 @@ def _run_gpt_neox(state, config, tokens):
         )
         attended = x + heads.sum(0) + get("attention.dense.bias")
         mlp_read = _layer_norm(x if config["use_parallel_residual"] else attended, eps)
-        inner = mlp_read * get("post_attention_layernorm.weight")
-        inner = inner + get("post_attention_layernorm.bias")
-        hidden = inner @ get("mlp.dense_h_to_4h.weight").T + get("mlp.dense_h_to_4h.bias")
-        mlp = _activated(config, hidden) @ get("mlp.dense_4h_to_h.weight").T
-        mlp = mlp + get("mlp.dense_4h_to_h.bias")
-        x = attended + mlp
-        layers.append(Layer(read, scores, pattern, heads, mlp_read, mlp))
+        added = mlp(state, config, i, mlp_read)
+        x = attended + added
+        layers.append(Layer(read, scores, pattern, heads, mlp_read, added))
     return layers
 
 
@@ -418,22 +457,18 @@ def _run_opt(state, config, tokens):
             h = f"{root}.layers.{i}.{name}"
             return y @ state[f"{h}.weight"].T + state[f"{h}.bias"]
 
-        def gained(name, y, i=i):
-            h = f"{root}.layers.{i}.{name}"
-            return y * state[f"{h}.weight"] + state[f"{h}.bias"]
-
+        norm = f"{root}.layers.{i}.self_attn_layer_norm"
         read = _layer_norm(x, 1e-5)
-        inner = gained("self_attn_layer_norm", read)
+        inner = read * state[f"{norm}.weight"] + state[f"{norm}.bias"]
         q, k, v = (_split(linear(f"self_attn.{one}_proj", inner), HEADS) for one in "qkv")
         q = q * q.dtype.type((WIDTH // HEADS) ** -0.5)
         out = state[f"{root}.layers.{i}.self_attn.out_proj.weight"]
         scores, pattern, heads = _attend(q, k, v, 1.0, out)
         x = x + heads.sum(0) + state[f"{root}.layers.{i}.self_attn.out_proj.bias"]
         mlp_read = _layer_norm(x, 1e-5)
-        hidden = linear("fc1", gained("final_layer_norm", mlp_read))
-        mlp = linear("fc2", _activated(config, hidden))
-        x = x + mlp
-        layers.append(Layer(read, scores, pattern, heads, mlp_read, mlp))
+        added = mlp(state, config, i, mlp_read)
+        x = x + added
+        layers.append(Layer(read, scores, pattern, heads, mlp_read, added))
     return layers
 
 
@@ -452,11 +487,8 @@ def _run_llama(state, config, tokens):
             bias = state.get(f"{h}.{name}.bias", y.dtype.type(0))
             return y @ state[f"{h}.{name}.weight"].T + bias
 
-        def gained(name, y, h=h):
-            return y * (state[f"{h}.{name}.weight"] + y.dtype.type(is_gemma))
-
         read = _rms_norm(x, eps)
-        inner = gained("input_layernorm", read)
+        inner = read * (state[f"{h}.input_layernorm.weight"] + x.dtype.type(is_gemma))
         q = _split(linear("self_attn.q_proj", inner), heads_of)
         k, v = (_split(linear(f"self_attn.{one}_proj", inner), groups) for one in "kv")
         q, k = (_rotate(one, _frequencies(config)) for one in (q, k))
@@ -465,9 +497,7 @@ def _run_llama(state, config, tokens):
         scores, pattern, heads = _attend(q, k, v, q.shape[-1] ** -0.5, out)
         x = x + heads.sum(0) + state.get(f"{h}.self_attn.o_proj.bias", x.dtype.type(0))
         mlp_read = _rms_norm(x, eps)
-        inner = gained("post_attention_layernorm", mlp_read)
-        opened = _activated(config, linear("mlp.gate_proj", inner))
-        mlp = linear("mlp.down_proj", opened * linear("mlp.up_proj", inner))
-        x = x + mlp
-        layers.append(Layer(read, scores, pattern, heads, mlp_read, mlp))
+        added = mlp(state, config, i, mlp_read)
+        x = x + added
+        layers.append(Layer(read, scores, pattern, heads, mlp_read, added))
     return layers

@@ -8,6 +8,7 @@ import pytest
 from closeness import LARGEST, assert_close
 from optional import skip_without
 from refusals import refused
+from transformer_cases import library_module, library_settings
 
 import tnsim
 
@@ -29,24 +30,9 @@ def network():
 
 
 def transformer(kind):
-    import transformers
-
     torch.manual_seed(0)
-    if kind == "gpt2":
-        config = transformers.GPT2Config(
-            n_embd=8, n_layer=2, n_head=2, vocab_size=11, n_positions=16, n_inner=12
-        )
-        return transformers.GPT2LMHeadModel(config).double().eval()
-    config = transformers.LlamaConfig(
-        hidden_size=8,
-        intermediate_size=12,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        vocab_size=11,
-        tie_word_embeddings=False,
-    )
-    return transformers.LlamaForCausalLM(config).double().eval()
+    settings = library_settings(8, groups=1)[kind] | {"tie_word_embeddings": kind == "gpt2"}
+    return library_module(settings).double().eval()
 
 
 def adapted(base, seed=1, **settings):

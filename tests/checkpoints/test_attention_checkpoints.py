@@ -6,7 +6,6 @@ import json
 import numpy as np
 import pytest
 from closeness import LARGEST, assert_close
-from oracles import linear
 from refusals import refused
 from sequence_oracles import attention
 
@@ -211,19 +210,6 @@ def test_numbers_are_not_guessed(tmp_path, rng):
         "rope_layout 'spiral' is unknown, use 'half' or 'interleaved'", tnsim.CheckpointError
     ):
         Dialect.from_json(json.dumps(rules))
-
-
-def test_own_format(tmp_path, rng):
-    layer = attention(rng, 4, 2, 2, 3, 4, True, mask="none", rope_base=None)
-    model = tnsim.Model([linear(rng, 3, 4), tnsim.Residual(layer, 1.0, 0.35)], n_ctx=5)
-    tnsim.save(model, tmp_path / "model.safetensors")
-    again = tnsim.load(tmp_path / "model.safetensors")
-    assert again.n_ctx == 5
-    assert repr(again) == repr(model)
-    x = rng.normal(size=(5, 3))
-    assert np.array_equal(again(x), model(x))
-    assert tnsim.load(tmp_path / "model.safetensors", n_ctx=2).n_ctx == 2
-    assert tnsim.compare_forward(model, lambda x: again(x)).relative < 1e-5
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from commands import command
 from oracles import linear
 from refusals import refused
 from safetensors.numpy import load_file, save_file
+from transformer_cases import written
 
 import tnsim
 from tnsim.checkpoints.native import METADATA
@@ -23,22 +24,7 @@ def state_of(rng):
 
 
 def folder(path, rng, parts=1):
-    """A model as Hugging Face's libraries write it, in one file or in several with an index."""
-    path.mkdir(parents=True)
-    (path / "config.json").write_text(json.dumps(CONFIG))
-    state = state_of(rng)
-    if parts == 1:
-        save_file(state, path / "model.safetensors", {"format": "pt"})
-        return path
-    places = {}
-    for n in range(parts):
-        file = f"model-{n + 1:05}-of-{parts:05}.safetensors"
-        part = dict(list(state.items())[n::parts])
-        save_file(part, path / file, {"format": "pt"})
-        places |= dict.fromkeys(part, file)
-    index = {"metadata": {"total_size": 512}, "weight_map": places}
-    (path / "model.safetensors.index.json").write_text(json.dumps(index))
-    return path
+    return written(path, state_of(rng), CONFIG, parts)
 
 
 def test_a_folder_of_one_model_is_read_by_every_command(tmp_path, rng):

@@ -264,6 +264,10 @@ REFUSED = {
         lambda p, x: x @ jax.random.uniform(jax.random.PRNGKey(0), (4, 2)),
         r"draws random numbers \(jax\.random\)",
     ),
+    "noise": (
+        lambda p, x: x + jax.random.normal(jax.random.key(0), x.shape),
+        r"draws random numbers \(jax\.random\)",
+    ),
     "a constant": (lambda p, x: jnp.ones((len(x), 1)) * p["out"], "does not depend on the input"),
     "random places": (lambda p, x: x[:, (x[0, 0] > 0).astype(int)], "which takes entries|rounds|places"),
 }  # fmt: skip
@@ -326,13 +330,10 @@ def test_weights_that_jax_has_deleted_are_refused():
         tnsim.from_function(lambda p, x: x @ p, weight, np.zeros((1, WIDTH)))
 
 
-def test_what_counts_inputs_or_draws_numbers_is_refused(rng):
-    x = np.zeros((2, WIDTH))
+def test_what_counts_inputs_is_refused(rng):
     numbered = lambda p, x: jnp.arange(len(x))[:, None] * x @ p["a"]  # noqa: E731
-    drawn = lambda p, x: x + jax.random.normal(jax.random.key(0), x.shape)  # noqa: E731
-    for function in (numbered, drawn):
-        with pytest.raises((tnsim.ModelError, tnsim.UnsupportedLayer)):
-            tnsim.from_function(function, weights(rng), x)
+    with refused("compute with the number of its inputs"):
+        tnsim.from_function(numbered, weights(rng), np.zeros((2, WIDTH)))
 
 
 def program(rng, depth):

@@ -60,6 +60,7 @@ def with_file(net, path):
 def compare(case, read, module, length):
     model = read_or_refused(case, read, length)
     if model is not None:
+        assert re.search(case.layers, repr(model)), model
         cases.assert_computes(model, module, case, length)
 
 
@@ -143,19 +144,17 @@ def by_any_length(case, folder, length):
 
 
 WAYS = {"module": by_module, "file": by_file, "series": by_series, "pairwise": by_pairwise}
-QUICK_SEQUENCES = {"causal", "unmasked"}
-QUICK = {*cases.INERT, *cases.SMALL, "a clamp at 40", "a branch at 1,000", "a limit in a list"}
 
 
 def crossed():
     """Every single case in every way."""
     for name in cases.SINGLE:
         for way in WAYS:
-            marks = [] if name in QUICK and way == "file" else [pytest.mark.slow]
+            marks = [] if way == "file" else [pytest.mark.slow]
             yield pytest.param(name, way, id=f"{name}-{way}", marks=marks)
 
 
-@pytest.mark.sampled(quick=1, slow=24)
+@pytest.mark.sampled(quick=16, slow=32)
 @pytest.mark.parametrize(("name", "way"), crossed())
 def test_single_modules(name, way, tmp_path):
     WAYS[way](cases.SINGLE[name], tmp_path, 0)
@@ -176,11 +175,11 @@ def crossed_sequences():
             if way == "any length" and name in cases.POSITION_WISE:
                 continue  # a batch of vectors is no sequence to these, whatever its shape
             at = f"{way} {length}" if length else way
-            marks = [] if name in QUICK_SEQUENCES and way == "module" else [pytest.mark.slow]
+            marks = [] if way == "file" else [pytest.mark.slow]
             yield pytest.param(name, way, length, id=f"{name}-{at}", marks=marks)
 
 
-@pytest.mark.sampled(quick=0, slow=8)
+@pytest.mark.sampled(quick=3, slow=9)
 @pytest.mark.parametrize(("name", "way", "length"), crossed_sequences())
 def test_sequences(name, way, length, tmp_path):
     """At the length asked for; without one, a model that claims no length is right at each."""

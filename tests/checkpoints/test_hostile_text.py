@@ -112,14 +112,25 @@ LINEAR = {"kind": "linear", "weight": "w"}
         ({"scale": 10**400}, r"scale must be float \| str, found 1000"),
         ({"repeat": "yes"}, "repeat must be bool, found 'yes'"),
         ({"mask": "none"}, r"unknown fields \['mask'\]; a linear rule has \['bias', 'norm', "),
+        ({"kind": "linear"}, "a linear rule names weight"),
+        ({"kind": "softmax"}, "kind 'softmax' is no layer that can be read"),
+        (
+            {"kind": "bilinear", "fused": "a", "residual": "gated"},
+            "residual 'gated' is unknown, use",
+        ),
+        ({"kind": "elementwise"}, "a elementwise rule names activation"),
+        ({"kind": "elementwise", "activation": "rleu"}, "no activation is called 'rleu'"),
+        ({"kind": "gated", "gate": "w", "down": "o"}, "a gated rule names gate, down, activation"),
     ],
 )
 def test_rules_that_say_what_they_cannot(change, message):
-    text = json.dumps({"format": 1, "name": "x", "layers": [LINEAR | change]})
-    with refused(message, tnsim.CheckpointError):
+    rule = change if "kind" in change else LINEAR | change
+    text = json.dumps({"format": 1, "name": "x", "layers": [rule]})
+    errors = tnsim.CheckpointError, tnsim.UnsupportedLayer
+    with refused(message, errors):
         Dialect.from_json(text)
-    with refused(message, tnsim.CheckpointError):
-        Dialect("x", (rule_of(LINEAR | change, "rule 0"),))
+    with refused(message, errors):
+        Dialect("x", (rule_of(rule, "rule 0"),))
 
 
 def test_marks_of_encodings_and_line_ends_of_windows(tmp_path):
@@ -139,6 +150,8 @@ def test_dialects_that_are_none(tmp_path):
         b"\xff": "'utf-8' codec",
         b"[" * 10**5: "not a dialect: it is nested too deeply",
         b" " * 2**21: "d.json is longer than 1,048,576 bytes, and is not read",
+        b"[]": "not a dialect",
+        b'{"format": 1, "name": "x", "layers": []}': "dialect x has no layer rules",
         b'{"format": 1, "name": "x", "layers": [1]}': "layer rule 0 must be an object, found 1",
         b'{"format": 1, "name": 1, "layers": []}': "the name of a dialect must be text",
         b'{"format": 1, "name": "x", "layers": [], "nested": "a"}': "nested must list keys, found",

@@ -18,6 +18,10 @@ torch = pytest.importorskip("torch")
 skip_without("transformers")
 
 
+TOKENS = np.random.default_rng(0).integers(0, 11, size=(20, 6))
+DATA = tnsim.Empirical(TOKENS)
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     import transformers
@@ -36,56 +40,52 @@ def folders(tmp_path_factory):
     return where / "a", where / "b"
 
 
+@pytest.fixture
+def run(folders, tmp_path):
+    """Both as checkpoints of a run, beside what training keeps for itself."""
+    for step, folder in zip((20, 100), folders, strict=True):
+        shutil.copytree(folder, tmp_path / "run" / f"checkpoint-{step}")
+        torch.save({"state": {}}, tmp_path / "run" / f"checkpoint-{step}" / "optimizer.pt")
+    return tmp_path / "run"
+
+
 def test_folders_are_what_their_modules_are(folders):
     import transformers
 
-    tokens = np.random.default_rng(0).integers(0, 11, size=(20, 6))
     nets = [transformers.GPT2LMHeadModel.from_pretrained(path).eval() for path in folders]
-    data = tnsim.Empirical(tokens)
-    wanted = tnsim.similarity(*nets, data)
-    assert_close(tnsim.similarity(*folders, data), wanted, rtol=1e-12)
-    run = tnsim.pairwise(list(folders), data)
+    wanted = tnsim.similarity(*nets, DATA)
+    assert_close(tnsim.similarity(*folders, DATA), wanted, rtol=1e-12)
+    run = tnsim.pairwise(list(folders), DATA)
     assert run.a.values.tolist() == ["a", "b"]
     assert_close(run.similarity[0, 1], wanted, rtol=1e-12)
-    layers = tnsim.layer_similarity(*folders, tokens)
-    assert_close(layers.values, tnsim.layer_similarity(*nets, tokens).values, rtol=1e-12)
+    layers = tnsim.layer_similarity(*folders, TOKENS)
+    assert_close(layers.values, tnsim.layer_similarity(*nets, TOKENS).values, rtol=1e-12)
 
 
-def test_runs_of_folders_are_in_order(folders, tmp_path):
-    for step, folder in ((20, folders[0]), (100, folders[1])):
-        shutil.copytree(folder, tmp_path / f"checkpoint-{step}")
-        torch.save({"state": {}}, tmp_path / f"checkpoint-{step}" / "optimizer.pt")
-    data = tnsim.Empirical(np.random.default_rng(0).integers(0, 11, size=(20, 6)))
-    for given in (tmp_path, str(tmp_path / "checkpoint-*")):
-        run = tnsim.pairwise(given, data)
-        assert run.a.values.tolist() == [20, 100]
-        assert_close(run.similarity[0, 1], tnsim.similarity(*folders, data), rtol=1e-12)
+def test_runs_of_folders_are_in_order(folders, run):
+    for given in (run, str(run / "checkpoint-*")):
+        found = tnsim.pairwise(given, DATA)
+        assert found.a.values.tolist() == [20, 100]
+        assert_close(found.similarity[0, 1], tnsim.similarity(*folders, DATA), rtol=1e-12)
 
 
-def test_a_change_of_a_run_of_folders(folders, tmp_path):
-    for step, folder in ((20, folders[0]), (100, folders[1])):
-        shutil.copytree(folder, tmp_path / f"checkpoint-{step}")
-    data = tnsim.Empirical(np.random.default_rng(0).integers(0, 11, size=(20, 6)))
-    wanted = tnsim.change(*folders, data)
+def test_a_change_of_a_run_of_folders(folders, run):
+    wanted = tnsim.change(*folders, DATA)
     score = tnsim.change(*folders, of=lambda net: net(torch.tensor([[1, 2]])).logits.sum())
     assert set(score.components) == set(wanted.components)
-    found = tnsim.change(tmp_path, metric=data)
+    found = tnsim.change(run, metric=DATA)
     assert found.labels == ("100",) and found.components == wanted.components
     assert_close(found.share[0], wanted.share, rtol=1e-12)
-    assert tnsim.change(list(folders), metric=data).labels == ("b",)
+    assert tnsim.change(list(folders), metric=DATA).labels == ("b",)
 
 
-def test_commands_run_folders_on_inputs(folders, tmp_path, capfd):
-    for step, folder in ((20, folders[0]), (100, folders[1])):
-        shutil.copytree(folder, tmp_path / "run" / f"checkpoint-{step}")
-    tokens = np.random.default_rng(0).integers(0, 11, size=(20, 6))
-    np.save(tmp_path / "x.npy", tokens)
+def test_commands_run_folders_on_inputs(folders, run, tmp_path, capfd):
+    np.save(tmp_path / "x.npy", TOKENS)
     asked = "--metric", "empirical", "--inputs", tmp_path / "x.npy"
-    data = tnsim.Empirical(tokens)
-    wanted = tnsim.similarity(*folders, data)
+    wanted = tnsim.similarity(*folders, DATA)
     found = json.loads(command("similarity", *folders, *asked, "--json").stdout)
     assert_close(found["similarity"], wanted, rtol=1e-12)
-    said = command("pairwise", tmp_path / "run", *asked, "--out", tmp_path / "out").stdout
+    said = command("pairwise", run, *asked, "--out", tmp_path / "out").stdout
     assert "empirical (on these inputs, with standard errors up to" in said
     assert_close(np.load(tmp_path / "out" / "result.npz")["similarity"][0, 1], wanted, rtol=1e-12)
     for name, folder in zip("ab", folders, strict=True):  # folders of one name
@@ -93,22 +93,20 @@ def test_commands_run_folders_on_inputs(folders, tmp_path, capfd):
     final = (tmp_path / name / "final" for name in "ab")
     said = command("pairwise", *final, *asked, "--out", tmp_path / "final").stdout
     assert f"of {tmp_path}/a/final and {tmp_path}/b/final" in said
-    shares = tnsim.change(*folders, data, by="block").share
+    shares = tnsim.change(*folders, DATA, by="block").share
     by_block = *asked, "--by", "block", "--json"
     found = json.loads(command("change", *folders, *by_block).stdout)
     assert_close(np.array(found["share"]), shares, rtol=1e-12)
-    found = json.loads(command("change", tmp_path / "run", *by_block).stdout)
+    found = json.loads(command("change", run, *by_block).stdout)
     assert_close(np.array(list(found["shares"]["100"].values())), shares, rtol=1e-12)
     assert "--parts qk,ov,mlp" in command("similarity", *folders, check=False).stderr
-    several = command("similarity", tmp_path / "run", folders[0], *asked, check=False)
+    several = command("similarity", run, folders[0], *asked, check=False)
     assert "run holds 2 checkpoints" in several.stderr
     assert "Loading" not in capfd.readouterr().err
 
 
-def test_a_run_of_folders_is_followed(folders, tmp_path, monkeypatch):
-    run, out = tmp_path / "run", tmp_path / "out"
-    for step, folder in ((20, folders[0]), (100, folders[1])):
-        shutil.copytree(folder, run / f"checkpoint-{step}")
+def test_a_run_of_folders_is_followed(folders, run, tmp_path, monkeypatch):
+    out = tmp_path / "out"
     late = run / "checkpoint-100" / "config.json"
     text, looks = late.read_text(), []
     late.unlink()
@@ -119,14 +117,13 @@ def test_a_run_of_folders_is_followed(folders, tmp_path, monkeypatch):
             late.write_text(text)
 
     monkeypatch.setattr(follow.time, "sleep", sleep)
-    tokens = np.random.default_rng(0).integers(0, 11, size=(20, 6))
-    np.save(tmp_path / "x.npy", tokens)
+    np.save(tmp_path / "x.npy", TOKENS)
     asked = "--metric", "empirical", "--inputs", tmp_path / "x.npy"
     said = command("pairwise", run, *asked, "--out", out, "--follow", 0.05, "--until", 2).stdout
     assert said.count("waiting for") == 1 and "models 1, 1 new" in said
     assert "models 2, 1 new" in said and "of 20 and 100" in said and len(looks) == 3
     found = np.load(out / "result.npz")["similarity"][0, 1]
-    assert_close(found, tnsim.similarity(*folders, tnsim.Empirical(tokens)), rtol=1e-12)
+    assert_close(found, tnsim.similarity(*folders, tnsim.Empirical(TOKENS)), rtol=1e-12)
 
 
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")  # between libraries
@@ -141,21 +138,20 @@ def test_adapters_run_as_their_base_with_both_weights(folders, tmp_path):
     settings = peft.LoraConfig(r=2, init_lora_weights=False, **known)
     tuned = peft.get_peft_model(base, settings)
     tuned.save_pretrained(tmp_path / "checkpoint-5")
-    data = tnsim.Empirical(np.random.default_rng(0).integers(0, 11, size=(20, 6)))
     net = transformers.GPT2LMHeadModel.from_pretrained(folders[0])
-    wanted = tnsim.similarity(net.eval(), tuned.eval(), data)
+    wanted = tnsim.similarity(net.eval(), tuned.eval(), DATA)
     assert wanted < 1 - 1e-6
     adapter = tmp_path / "checkpoint-5"
     assert_close(
-        tnsim.similarity(folders[0], adapter, data), wanted, rtol=1e-5, limited_by="float32"
+        tnsim.similarity(folders[0], adapter, DATA), wanted, rtol=1e-5, limited_by="float32"
     )
     shutil.copytree(adapter, older := tmp_path / "checkpoint-10")
     (older / "adapter_model.safetensors").unlink()
     torch.save(load_file(adapter / "adapter_model.safetensors"), older / "adapter_model.bin")
-    run = tnsim.pairwise(tmp_path, data)
+    run = tnsim.pairwise(tmp_path, DATA)
     assert run.a.values.tolist() == [5, 10]
     assert_close(run.similarity.values, np.ones((2, 2)))
-    moved = tnsim.change(folders[0], adapter, data)
+    moved = tnsim.change(folders[0], adapter, DATA)
     assert moved.components[moved.share.argmax()] == "transformer.h.0.attn"
 
 
@@ -168,7 +164,6 @@ def test_folders_of_pickles_are_those_of_safetensors(folders, tmp_path, capfd):
     """Older repositories have weights as pickles alone, which were refused on inputs."""
     from safetensors.torch import load_file
 
-    data = tnsim.Empirical(np.random.default_rng(0).integers(0, 11, size=(20, 6)))
     states = [load_file(folder / "model.safetensors") for folder in folders]
     steps = [tmp_path / f"checkpoint-{n}" for n in (1, 2)]
     for step, folder in zip(steps, folders, strict=True):
@@ -181,12 +176,12 @@ def test_folders_of_pickles_are_those_of_safetensors(folders, tmp_path, capfd):
         torch.save({k: v for k, v in states[1].items() if places[k] == part}, steps[1] / part)
     index = {"metadata": {"total_size": 1}, "weight_map": places}
     (steps[1] / "pytorch_model.bin.index.json").write_text(json.dumps(index))
-    wanted = tnsim.similarity(*folders, data)
-    assert_close(tnsim.similarity(*steps, data), wanted, rtol=1e-12)
-    assert_close(tnsim.pairwise(tmp_path, data).similarity[0, 1], wanted, rtol=1e-12)
+    wanted = tnsim.similarity(*folders, DATA)
+    assert_close(tnsim.similarity(*steps, DATA), wanted, rtol=1e-12)
+    assert_close(tnsim.pairwise(tmp_path, DATA).similarity[0, 1], wanted, rtol=1e-12)
     torch.save({**states[0], "code": Code()}, steps[0] / "pytorch_model.bin")
     with refused("checkpoint-1: not plain weights", tnsim.CheckpointError):
-        tnsim.similarity(*steps, data)
+        tnsim.similarity(*steps, DATA)
     assert "run" not in capfd.readouterr().out
 
 
@@ -199,17 +194,15 @@ def test_adapters_of_networks_whose_files_have_other_names(tmp_path):
 
     sizes = {"vocab_size": 11, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = transformers.GPTNeoXConfig(**sizes, intermediate_size=8, max_position_embeddings=8)
-    torch.manual_seed(0)
     net = transformers.GPTNeoXForCausalLM(config)
     net.save_pretrained(tmp_path / "base")
     net = transformers.GPTNeoXForCausalLM.from_pretrained(tmp_path / "base")
     settings = peft.LoraConfig(r=2, init_lora_weights=False, target_modules=["query_key_value"])
     tuned = peft.get_peft_model(net, settings)
     tuned.save_pretrained(tmp_path / "adapter")
-    data = tnsim.Empirical(np.random.default_rng(0).integers(0, 11, size=(20, 6)))
-    found = tnsim.similarity(tmp_path / "adapter", tuned.eval(), data)
+    found = tnsim.similarity(tmp_path / "adapter", tuned.eval(), DATA)
     assert_close(found, 1.0, rtol=1e-6, limited_by="float32")
-    assert tnsim.similarity(tmp_path / "adapter", tmp_path / "base", data) < 1 - 1e-6
+    assert tnsim.similarity(tmp_path / "adapter", tmp_path / "base", DATA) < 1 - 1e-6
 
 
 def test_files_beside_a_configuration_are_not_its_network(folders, tmp_path):
@@ -217,7 +210,7 @@ def test_files_beside_a_configuration_are_not_its_network(folders, tmp_path):
     for step in (1, 2):
         shutil.copy(folders[0] / "model.safetensors", tmp_path / f"step_{step}.safetensors")
     with refused("attention", tnsim.UnsupportedLayer):
-        tnsim.pairwise(tmp_path, tnsim.Empirical(np.ones((3, 4), int)))
+        tnsim.pairwise(tmp_path, DATA)
 
 
 def test_folders_without_inputs_name_the_way(folders):
@@ -225,7 +218,7 @@ def test_folders_without_inputs_name_the_way(folders):
         tnsim.similarity(*folders)
     (folders[1] / "config.json").write_text('{"architectures": ["os"]}')
     with refused("no network of transformers", tnsim.CheckpointError):
-        tnsim.similarity(*folders, tnsim.Empirical(np.ones((3, 4), int)))
+        tnsim.similarity(*folders, DATA)
 
 
 @pytest.mark.parametrize(
@@ -248,9 +241,8 @@ def test_files_of_other_tensors_are_no_network(folders, tmp_path, name, change, 
     else:
         tensors[name] = torch.ones(change)
     save_file(tensors, file, {"format": "pt"})
-    data = tnsim.Empirical(np.ones((3, 4), int))
     with refused(said, tnsim.CheckpointError):
-        tnsim.similarity(folders[0], tmp_path / "c", data)
+        tnsim.similarity(folders[0], tmp_path / "c", DATA)
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
@@ -258,10 +250,9 @@ def test_files_of_other_tensors_are_no_network(folders, tmp_path, name, change, 
 def test_damaged_folders_are_refused_in_one_way(folders, tmp_path, name, content):
     shutil.copytree(folders[0], tmp_path / "c")
     (tmp_path / "c" / name).write_bytes(content)
-    data = tnsim.Empirical(np.ones((3, 4), int))
     for call in (tnsim.similarity, lambda *pair: tnsim.pairwise(list(pair[:2]), pair[2])):
         with refused(re.escape(str(tmp_path / "c")), tnsim.CheckpointError):
-            call(folders[0], tmp_path / "c", data)
+            call(folders[0], tmp_path / "c", DATA)
 
 
 def test_attention_without_dropout_draws_nothing(folders):

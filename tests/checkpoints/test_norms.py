@@ -259,9 +259,10 @@ PLACES = {
 
 
 @pytest.mark.sampled(quick=1)
+@pytest.mark.parametrize("affine", [False, True])
 @pytest.mark.parametrize("kind", ["LayerNorm", "RMSNorm", "Written"])
 @pytest.mark.parametrize("place", PLACES)
-def test_norms_without_weights_are_seen_and_named(kind, place):
+def test_norms_with_and_without_weights_are_seen_and_named(kind, place, affine):
     torch = pytest.importorskip("torch")
     from module_cases import Module
 
@@ -276,7 +277,9 @@ def test_norms_without_weights_are_seen_and_named(kind, place):
             y = x - x.mean(-1, keepdim=True)
             return y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-5)
 
-    norm = Written() if kind == "Written" else getattr(nn, kind)(4, elementwise_affine=False)
+    norm = Written() if kind == "Written" else getattr(nn, kind)(4, elementwise_affine=affine)
+    for weights in norm.parameters():
+        nn.init.normal_(weights)
     net = Module(PLACES[place], **parts, norm=norm)
     if place in ("behind a layer", "of a side"):
         with refused(rf"norm \({kind}\)", tnsim.UnsupportedLayer):
@@ -288,6 +291,9 @@ def test_norms_without_weights_are_seen_and_named(kind, place):
     theirs = net.double()(inputs).detach().numpy()
     true = np.linalg.norm(model(inputs.numpy()) - theirs) / np.linalg.norm(theirs)
     assert_close(model.origin.error, true, rtol=1e-6, limited_by="the eps of RMSNorm, 1e-7")
+    # On a single input the energy is that of the input.
+    single = tnsim.from_module(net, norm_inputs=inputs[:1])
+    assert_close(single(inputs[:1].numpy()), theirs[:1], scale=LARGEST, rtol=1e-6, limited_by="eps")
 
 
 def test_one_pattern_to_leave_out_is_one_pattern(state, tmp_path):

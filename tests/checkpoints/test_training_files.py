@@ -183,16 +183,6 @@ class TestTorch:
         self.torch.save({}, old / "optimizer.pt")
         np.testing.assert_array_equal(tnsim.load(old, DIALECT)(np.ones(3)), series[1](np.ones(3)))
 
-    def test_a_module_of_which_blocks_were_compiled(self, tmp_path, rng):
-        nn = self.torch.nn
-        net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-        own = net.state_dict()
-        compiled = {name.replace("0.", "0._orig_mod."): value for name, value in own.items()}
-        self.torch.save({"model": compiled}, tmp_path / "a.pt")
-        x = rng.normal(size=(5, 3))
-        wanted = tnsim.from_module(net)
-        np.testing.assert_array_equal(tnsim.load(tmp_path / "a.pt", net)(x), wanted(x))
-
     def test_what_is_no_part_of_the_module_is_left_out_by_name(self, tmp_path):
         nn = self.torch.nn
         net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))

@@ -9,7 +9,7 @@ import copy
 import pytest
 from optional import skip_without
 from refusals import refused
-from transformer_cases import library_sizes, module
+from transformer_cases import library_module, library_settings, module
 
 import tnsim
 from tnsim.circuits.module_blocks import PartsOfModule
@@ -20,18 +20,7 @@ from tnsim.circuits.transformer import Transformer
 torch = pytest.importorskip("torch")
 skip_without("transformers")
 
-SIZES = library_sizes(16) | {"hidden_act": "silu"}
-OF_GPT2 = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16, "n_inner": 10}
-GROUPED = {**SIZES, "num_key_value_heads": 2}
-BASES = {
-    "gpt2": {**OF_GPT2, "vocab_size": 13, "activation_function": "gelu_new"},
-    "gpt_neox": SIZES,
-    "llama": GROUPED,
-    "mistral": GROUPED,
-    "qwen2": GROUPED,
-    "gemma": {**GROUPED, "head_dim": 8},
-    "opt": {**SIZES, "ffn_dim": 10, "word_embed_proj_dim": 16, "activation_function": "relu"},
-}
+BASES = library_settings(16, groups=2)
 LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LINEAR = {"rope_type": "linear", "factor": 3.0}
 ROTATED = [
@@ -103,15 +92,8 @@ READ = {"gpt2": 39, "gpt_neox": 43, "llama": 42, "mistral": 42, "qwen2": 42, "ge
 
 def made(written):
     """The library's module of a configuration, with random weights; None where it has none."""
-    import transformers
-
-    own = copy.deepcopy(written)
     try:
-        config = transformers.AutoConfig.for_model(own.pop("model_type"), **own)
-        config._attn_implementation = "eager"
-        net = transformers.AutoModelForCausalLM.from_config(config)
-        for parameter in net.parameters():
-            torch.nn.init.normal_(parameter, std=0.5)
+        net = library_module(copy.deepcopy(written))
         net(input_ids=torch.zeros((1, 3), dtype=torch.int64))
     except (
         UserWarning,
@@ -146,17 +128,16 @@ def is_read(written, net):
 @pytest.mark.sampled(quick=0, slow=1)
 @pytest.mark.parametrize("layout", BASES)
 def test_configurations_are_read_as_they_are_computed(layout):
-    torch.manual_seed(0)
     read, rotated = 0, ROTATED if layout not in ("gpt2", "opt") else ROTATED[:4]
     for change in ({}, *rotated, *ACTIVATIONS, *OTHERS):
-        written = {**BASES[layout], **copy.deepcopy(change), "model_type": layout}
+        written = {**BASES[layout], **change}
         net = made(written)
         read += net is not None and is_read(written, net)
     assert read >= READ[layout]
 
 
 def test_norms_without_weights_are_no_activations():
-    written = {**BASES["opt"], "layer_norm_elementwise_affine": False, "model_type": "opt"}
+    written = BASES["opt"] | {"layer_norm_elementwise_affine": False}
     assert is_read(written, made(written))
 
 
@@ -175,10 +156,9 @@ def test_norms_without_weights_are_no_activations():
     ],
 )
 def test_configurations_with_two_meanings_are_refused_by_name(layout, change, said):
-    config = {**BASES[layout], "model_type": layout}
-    net = made(config)
+    net = made(BASES[layout])
     with refused(said, tnsim.TnsimError):
-        parts = tnsim.parts(module(net.state_dict(), {**config, **change}))
+        parts = tnsim.parts(module(net.state_dict(), BASES[layout] | change))
         [parts[label] for label in parts]
 
 
@@ -195,13 +175,13 @@ def test_configurations_with_two_meanings_are_refused_by_name(layout, change, sa
     ],
 )
 def test_entries_that_mean_nothing_to_a_layout_change_no_part(layout, change):
-    written = {**BASES[layout], **change, "model_type": layout}
+    written = BASES[layout] | change
     assert is_read(written, made(written))
 
 
 def test_tensors_that_the_configuration_gives_no_place_are_refused():
     """Hugging Face's library leaves them out, and a norm without a weight is none."""
-    config = {**BASES["llama"], "model_type": "llama"}
+    config = BASES["llama"]
     state = made(config).state_dict()
     bias = torch.ones(16)
     for name in ("model.layers.0.self_attn.q_proj.bias", "model.norm.bias", "lm_head.bias"):

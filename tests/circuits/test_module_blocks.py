@@ -7,7 +7,7 @@ import pytest
 from closeness import assert_close
 from optional import skip_without
 from refusals import refused
-from transformer_cases import library_sizes
+from transformer_cases import library_module, library_settings
 
 import tnsim
 
@@ -17,32 +17,14 @@ skip_without("transformers")
 from tnsim.circuits.layouts import LAYOUTS  # noqa: E402
 from tnsim.circuits.transformer import Transformer  # noqa: E402
 
-SIZES = library_sizes(8)
-OF_GPT2 = {"n_embd": 8, "n_layer": 2, "n_head": 2, "n_positions": 16, "n_inner": 10}
-CONFIGS = {
-    "gpt2": ("GPT2Config", {"vocab_size": 13, "bos_token_id": 1, "eos_token_id": 2, **OF_GPT2}),
-    "gpt_neox": ("GPTNeoXConfig", {**SIZES, "rotary_pct": 0.5}),
-    "llama": ("LlamaConfig", {**SIZES, "num_key_value_heads": 1}),
-    "mistral": ("MistralConfig", {**SIZES, "num_key_value_heads": 1}),
-    "qwen2": ("Qwen2Config", {**SIZES, "num_key_value_heads": 1}),
-    "gemma": ("GemmaConfig", {**SIZES, "num_key_value_heads": 1, "head_dim": 4}),
-    "opt": ("OPTConfig", {**SIZES, "ffn_dim": 10, "word_embed_proj_dim": 8}),
-}
+SETTINGS = library_settings(8, groups=1)
+SETTINGS["gpt_neox"] = SETTINGS["gpt_neox"] | {"rotary_pct": 0.5}
 
 
 @pytest.fixture(scope="module")
 def modules():
-    import transformers
-
-    made = {}
-    for name, (config, sizes) in CONFIGS.items():
-        torch.manual_seed(0)
-        made[name] = transformers.AutoModelForCausalLM.from_config(
-            getattr(transformers, config)(**sizes)
-        )
-        for parameter in made[name].parameters():
-            torch.nn.init.normal_(parameter, std=0.5)
-    return made
+    torch.manual_seed(0)
+    return {name: library_module(settings) for name, settings in SETTINGS.items()}
 
 
 def doubled(module, arguments, result):
@@ -131,7 +113,7 @@ EDITS = {
 
 
 @pytest.mark.sampled(quick=3)
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", SETTINGS)
 def test_a_module_as_it_was_made_has_its_parts(name, modules):
     state = {key: value.clone() for key, value in modules[name].state_dict().items()}
     modules[name].train()
@@ -158,15 +140,14 @@ def test_heads_through_embeddings_are_those_of_the_module(modules):
 
 
 @pytest.mark.parametrize("window", [2, 7, 4096])
-@pytest.mark.parametrize("config", ["MistralConfig", "Qwen2Config"])
-def test_windows_of_keys_are_no_part(config, window):
+@pytest.mark.parametrize("layout", ["mistral", "qwen2"])
+def test_windows_of_keys_are_no_part(layout, window):
     import transformers
 
-    torch.manual_seed(0)
-    sizes = {**SIZES, "num_key_value_heads": 1, "sliding_window": window}
-    if config == "Qwen2Config":
-        sizes |= {"use_sliding_window": True, "max_window_layers": 1}
-    made = getattr(transformers, config)(**sizes)
+    settings = SETTINGS[layout] | {"sliding_window": window}
+    if layout == "qwen2":
+        settings |= {"use_sliding_window": True, "max_window_layers": 1}
+    made = transformers.AutoConfig.for_model(**settings)
     for attention in ("eager", "sdpa"):
         net = transformers.AutoModelForCausalLM.from_config(made, attn_implementation=attention)
         parts = tnsim.parts(net, ["qk", "ov"])

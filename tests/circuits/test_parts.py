@@ -54,30 +54,6 @@ def test_parts_rebuild_the_forward_pass(case, dtype, rng):
     assert len(parts) == count + ("direct" in parts)
 
 
-def blocks_by_hand(case, state):
-    """The MLP of layer 1 in NumPy, of the normalised stream."""
-    if case == "gpt2":
-        h = "transformer.h.1"
-        first, last = (state[f"{h}.mlp.{name}.weight"] for name in ("c_fc", "c_proj"))
-        bias, out = (state[f"{h}.mlp.{name}.bias"] for name in ("c_fc", "c_proj"))
-
-        def block(x):
-            centred = x - x.mean(-1, keepdims=True)
-            hidden = (centred * state[f"{h}.ln_2.weight"] + state[f"{h}.ln_2.bias"]) @ first + bias
-            opened = np.tanh(np.sqrt(2 / np.pi) * (hidden + 0.044715 * hidden**3))
-            return hidden / 2 * (1 + opened) @ last + out
-
-        return block
-    h = "model.layers.1"
-    gate, up, down = (state[f"{h}.mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
-
-    def gated(x):
-        x = x * state[f"{h}.post_attention_layernorm.weight"]
-        return (x @ gate.T / (1 + np.exp(-x @ gate.T)) * (x @ up.T)) @ down.T
-
-    return gated
-
-
 @pytest.mark.parametrize("case", ["gpt2", pytest.param("llama", marks=pytest.mark.slow)])
 def test_mlps_are_compared_exactly_from_their_weights(case, rng):
     """Streams on a plane, so that two normal coordinates integrate the block itself."""
@@ -87,7 +63,8 @@ def test_mlps_are_compared_exactly_from_their_weights(case, rng):
     nodes, weights = panels([])
     x = np.stack(np.meshgrid(nodes, nodes), -1).reshape(-1, 2) @ plane + mean
     weights = np.outer(weights, weights).ravel()
-    outputs = [blocks_by_hand(case, state)(x) for state in states]
+    read = x - x.mean(-1, keepdims=True) if case == "gpt2" else x  # what a layer norm takes away
+    outputs = [cases.mlp(state, config, 1, read) for state in states]
     wanted, *norms = (
         float(weights @ (outputs[i] * outputs[j]).sum(-1)) for i, j in ((0, 1), (0, 0), (1, 1))
     )
@@ -134,59 +111,24 @@ def direct_path(rng, count, width, bias):
     return tnsim.Model([tnsim.Linear(embedding), last])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
-def test_the_direct_path_takes_no_matrix_over_pairs_of_tokens(bias, rng):
-    """Peaks of NumPy's memory, for a vocabulary of which all pairs are 488 MiB."""
-    small = [direct_path(rng, 30, 8, bias) for _ in "ab"]
-    tnsim.similarity(*small)
-    a, b = both = [direct_path(rng, 8000, 8, bias) for _ in "ab"]
-    tracemalloc.start()
-    try:
-        assert tnsim.plan_pairwise(both).route == "contractions"
-        found = tnsim.similarity(a, b)
-        assert tracemalloc.get_traced_memory()[1] < 250 * 2**20
-    finally:
-        tracemalloc.stop()
-
-    def product(a, b):
-        """<U E, U' E'> and the constants, from products of factors alone."""
-        (one, two), (three, four) = a.layers, b.layers
-        linear = np.sum((two.weight.T @ four.weight) * (one.weight @ three.weight.T))
-        return linear + (two.bias @ four.bias if bias else 0.0)
-
-    wanted = product(a, b) / np.sqrt(product(a, a) * product(b, b))
-    assert_close(found, wanted, scale=1.0, rtol=1e-13)
-
-
-@pytest.mark.sampled(quick=0, slow=1)
-@pytest.mark.parametrize(
-    ("moments", "bias"),
-    [
-        (None, True),
-        ("both", True),
-        pytest.param(None, False, marks=pytest.mark.slow),
-        pytest.param("both", False, marks=pytest.mark.slow),
-        pytest.param("mean", True, marks=pytest.mark.slow),
-        pytest.param("variances", True, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.sampled(quick=0, slow=2)
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize("moments", ["none", "both", "mean", "variances"])
 def test_no_metric_takes_a_matrix_over_pairs_of_tokens(moments, bias, rng):
-    """All pairs are 488 MiB; means, variances and `Symmetric` took them once or twice."""
+    """Of the direct path. All pairs are 488 MiB; means, variances and `Symmetric` took them once or twice."""
     count = 8000
     a, b = (direct_path(rng, count, 8, bias) for _ in "ab")
     small = [direct_path(rng, 30, 8, bias) for _ in "ab"]
-    mean = rng.normal(size=count) if moments in ("mean", "both") else np.zeros(count)
-    variances = rng.uniform(0.5, 2.0, count) if moments in ("variances", "both") else np.ones(count)
-    given = {
-        **({"mean": mean} if moments in ("mean", "both") else {}),
-        **({"cov": variances} if moments in ("variances", "both") else {}),
-    }
+    mean, variances, given = np.zeros(count), np.ones(count), {}
+    if moments in ("mean", "both"):
+        given["mean"] = mean = rng.normal(size=count)
+    if moments in ("variances", "both"):
+        given["cov"] = variances = rng.uniform(0.5, 2.0, count)
     metrics = [tnsim.Gaussian(**given), tnsim.GaussianClosure(**given)]
-    if moments is None:
-        metrics = [tnsim.Symmetric()]
+    metrics += [] if given else [tnsim.Symmetric()]
 
     def product(a, b):
+        """<U E, U' E'> and the constants, from products of factors alone."""
         (one, two), (three, four) = a.layers, b.layers
         linear = np.sum((two.weight.T @ four.weight) * ((one.weight * variances) @ three.weight.T))
         return linear + (a(mean) * b(mean)).sum()
@@ -196,7 +138,8 @@ def test_no_metric_takes_a_matrix_over_pairs_of_tokens(moments, bias, rng):
         tnsim.pairwise(small, type(metric)())
         tracemalloc.start()
         try:
-            assert_close(tnsim.similarity(a, b, metric), wanted, scale=1.0, rtol=1e-12)
+            assert tnsim.plan_pairwise([a, b], metric).route == "contractions"
+            assert_close(tnsim.similarity(a, b, metric), wanted, scale=1.0, rtol=1e-13)
             result = tnsim.pairwise([a, b], metric)
             assert_close(result.similarity[0, 1], wanted, scale=1.0, rtol=1e-12)
             assert tnsim.slices(a, b, metric).shape == (count,)

@@ -242,7 +242,6 @@ class Masked(nn.Module):
 
 
 def test_infinities_that_both_networks_have_stay(rng):
-    torch.manual_seed(0)
     a = Masked().double()
     b = moved(a, rng, within="maps")
     x = rng.normal(size=(5, 4, 3))
@@ -267,7 +266,6 @@ class Counted(nn.Sequential):
 
 @pytest.mark.parametrize("affine", [True, False])
 def test_statistics_of_batch_norms_are_weights(affine):
-    torch.manual_seed(0)
     norm = nn.BatchNorm1d(6, affine=affine)
     a = Counted(nn.Linear(3, 6), norm, nn.GELU(), nn.Linear(6, 2)).eval()
     b = moved(a, generator(4), within="1.running")
@@ -358,10 +356,18 @@ def test_functions_of_jax_are_compiled_once(rng):
 
 
 def deep(activation):
-    torch.manual_seed(0)
     return nn.Sequential(
         nn.Linear(3, 8), activation(), nn.Linear(8, 8), activation(), nn.Linear(8, 2)
     ).double()
+
+
+def permuted(network, layer):
+    """The same function, with the hidden units behind a layer in another order."""
+    other, order = copy.deepcopy(network), torch.tensor([3, 1, 0, 7, 6, 2, 5, 4])
+    with torch.no_grad():
+        for weight in (other[layer].weight, other[layer].bias, other[layer + 2].weight.T):
+            weight.copy_(weight[order])
+    return other
 
 
 @pytest.mark.full
@@ -387,7 +393,6 @@ def test_deep_networks_run_on_normal_inputs(activation):
 
 @pytest.mark.slow
 def test_one_hidden_layer_is_exact_by_kernels():
-    torch.manual_seed(0)
     a = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2)).double()
     b = moved(a, generator(6), size=0.2)
     found = tnsim.change(a, b)
@@ -406,7 +411,6 @@ def test_one_hidden_layer_is_exact_by_kernels():
 
 @pytest.mark.parametrize("layers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_biases_that_begin_as_zeros_change_as_weights_do(layers):
-    torch.manual_seed(0)
     hidden = [nn.Sequential(nn.Linear(3, 3), nn.ReLU()) for _ in range(layers)]
     a = nn.Sequential(*hidden, nn.Linear(3, 2)).double()
     b = moved(a, generator(6), size=0.2)
@@ -424,17 +428,9 @@ def test_biases_that_begin_as_zeros_change_as_weights_do(layers):
 
 
 def test_networks_without_common_weights_are_warned_of():
-    torch.manual_seed(0)
     a = deep(nn.ReLU)
-    order = torch.tensor([3, 1, 0, 7, 6, 2, 5, 4])
-    b = moved(a, generator(7), size=0.01)
-    with (
-        torch.no_grad()
-    ):  # the same function but for small moves, with hidden units in other orders
-        for before, after in ((0, 2), (2, 4)):
-            b[before].weight.copy_(b[before].weight[order])
-            b[before].bias.copy_(b[before].bias[order])
-            b[after].weight.copy_(b[after].weight[:, order])
+    # The same function but for small moves, with hidden units in other orders.
+    b = permuted(permuted(moved(a, generator(7), size=0.01), 0), 2)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         found = tnsim.change(a, b, tnsim.Empirical(X))
@@ -444,7 +440,6 @@ def test_networks_without_common_weights_are_warned_of():
 
 
 def test_a_run_of_modules_by_distance_similarity_and_score():
-    torch.manual_seed(0)
     first = nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 2), nn.Tanh()).double()
     second = copy.deepcopy(first)
     with torch.no_grad():
@@ -480,7 +475,6 @@ def test_a_folder_of_a_run_is_its_checkpoints(tmp_path, rng):
 @pytest.mark.slow
 def test_a_transformer_of_hugging_face():
     transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
     sizes = {"n_layer": 2, "n_head": 2, "n_embd": 8, "vocab_size": 11, "n_positions": 16}
     a = transformers.GPT2LMHeadModel(
         transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)
@@ -626,7 +620,6 @@ def test_derivatives_that_are_no_numbers_are_refused(pair):
 
 @pytest.mark.parametrize("factor, said", [(1e200, "NaN or infinite"), (1e-200, "so small that")])
 def test_squares_beyond_floats_are_no_equal_networks(factor, said):
-    torch.manual_seed(0)
     a = nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 2)).double()
     with torch.no_grad():
         for weight in a[2].parameters():
@@ -640,11 +633,7 @@ def test_squares_beyond_floats_are_no_equal_networks(factor, said):
 
 def test_a_change_of_weights_without_one_of_the_function_is_refused():
     a = deep(nn.ReLU)
-    b, order = copy.deepcopy(a), torch.tensor([3, 1, 0, 7, 6, 2, 5, 4])
-    with torch.no_grad():
-        b[0].weight.copy_(a[0].weight[order])
-        b[0].bias.copy_(a[0].bias[order])
-        b[2].weight.copy_(a[2].weight[:, order])
+    b = permuted(a, 0)
     for of in ("distance", "similarity"):
         with refused("differ by less than rounding", tnsim.errors.ResultError):
             tnsim.change(a, b, tnsim.Empirical(X), of=of)
@@ -736,7 +725,6 @@ def test_where_on_the_inputs_networks_differ(pair):
 
 
 def test_where_on_sequences_networks_differ():
-    torch.manual_seed(0)
     a = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 3)).double()
     b = copy.deepcopy(a)
     with torch.no_grad():

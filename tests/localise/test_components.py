@@ -13,8 +13,7 @@ from scipy.sparse import csr_array
 from sequence_oracles import attention
 
 import tnsim
-import tnsim.models.components
-from tnsim.models.components import components_of, interpolated_outputs
+from tnsim.models.components import components_of, interpolated_outputs, switched
 from tnsim.models.forward import Prefixes
 
 
@@ -48,11 +47,9 @@ def test_a_switched_model_adds_up_its_components(name, rng):
         count = len(tnsim.components(model, by))
         for z in (rng.integers(0, 2, count).astype(float), rng.normal(size=count)):
             wanted = oracle.switched_outputs(model, x, z, by)
-            assert_close(
-                tnsim.models.components.switched(model, z, by)(x), wanted, scale=LARGEST, rtol=1e-12
-            )
+            assert_close(switched(model, z, by)(x), wanted, scale=LARGEST, rtol=1e-12)
     z = np.ones(len(tnsim.components(model)))
-    same = tnsim.models.components.switched(model, z)
+    same = switched(model, z)
     assert all(one is other for one, other in zip(same.layers, model.layers, strict=True))
 
 
@@ -62,16 +59,14 @@ def test_switches_by_label_leave_the_others_on(rng):
     labels = tnsim.components(model, "head")
     z = np.ones(len(labels))
     z[labels.index("layer 2 head 1")] = 0.25
-    given = tnsim.models.components.switched(model, {"layer 2 head 1": 0.25}, by="head")
-    assert given(x).tolist() == tnsim.models.components.switched(model, z, "head")(x).tolist()
+    given = switched(model, {"layer 2 head 1": 0.25}, by="head")
+    assert given(x).tolist() == switched(model, z, "head")(x).tolist()
 
 
 def test_layers_of_sparse_matrices_have_switches(rng):
     weights = [np.diag(rng.normal(size=3)) for _ in range(3)]
     layers = [tnsim.Residual(tnsim.Bilinear(*map(f, weights))) for f in (np.array, csr_array)]
-    dense, sparse = (
-        tnsim.models.components.switched(tnsim.Model([layer]), [0.5]) for layer in layers
-    )
+    dense, sparse = (switched(tnsim.Model([layer]), [0.5]) for layer in layers)
     x = rng.normal(size=(4, 3))
     np.testing.assert_array_equal(sparse(x), dense(x))
 
@@ -82,9 +77,7 @@ def test_all_switches_are_one_plan_that_may_be_batched_and_differentiated(rng):
     count = len(tnsim.components(model, "unit"))
 
     def product(z):
-        return tnsim.inner(
-            tnsim.models.components.switched(model, z, "unit"), model, tnsim.Frobenius()
-        )
+        return tnsim.inner(switched(model, z, "unit"), model, tnsim.Frobenius())
 
     z = rng.normal(size=(5, count))
     with jax.enable_x64(True):
@@ -105,18 +98,16 @@ def test_what_cannot_be_switched_is_refused_in_one_line(rng):
         "by='head' needs an attention layer": lambda: tnsim.components(model, "head"),
         "all of its layers are linear": lambda: tnsim.components(tnsim.Model([linear(rng, 2, 2)])),
         "take the models of a combination one by one": lambda: tnsim.components(model - model),
-        r"has 2 components and z has shape \(3,\).*layer 1, layer 2": lambda: (
-            tnsim.models.components.switched(model, [1.0] * 3)
+        r"has 2 components and z has shape \(3,\).*layer 1, layer 2": lambda: switched(
+            model, [1.0] * 3
         ),
-        "no component 'layer 9', only layer 1, layer 2": lambda: tnsim.models.components.switched(
-            model, {"layer 9": 0.0}
-        ),
-        "and 2 more up to layer 2 bias": lambda: tnsim.models.components.switched(
+        "no component 'layer 9', only layer 1, layer 2": lambda: switched(model, {"layer 9": 0.0}),
+        "and 2 more up to layer 2 bias": lambda: switched(
             tnsim.Model([linear(rng, 3, 4), oracle.mlp(rng, 4, 9), oracle.mlp(rng, 4, 3)]),
             {"x": 0.0},
             "unit",
         ),
-        "the switches z has 1 NaN": lambda: tnsim.models.components.switched(model, [1.0, np.nan]),
+        "the switches z has 1 NaN": lambda: switched(model, [1.0, np.nan]),
     }
     for message, attempt in cases.items():
         with refused(message):
@@ -148,13 +139,13 @@ def test_units_of_an_activation_have_switches(kind, rng):
     x, labels = points(model, rng), tnsim.components(model, "unit")
     units = [one for one in labels if "unit" in one]
     assert len(units) == 5 and len(labels) == 5 + (kind == "gated")
-    off = tnsim.models.components.switched(model, dict.fromkeys(labels, 0.0), "unit")(x)
-    each = [tnsim.models.components.switched(model, {one: 0.0}, "unit")(x) for one in labels]
+    off = switched(model, dict.fromkeys(labels, 0.0), "unit")(x)
+    each = [switched(model, {one: 0.0}, "unit")(x) for one in labels]
     assert_close(model(x) - off, sum(model(x) - y for y in each), scale=LARGEST, rtol=1e-12)
     z = dict.fromkeys(units, 2.0)
-    doubled = tnsim.models.components.switched(model, z, "unit")(x) - model(x)
+    doubled = switched(model, z, "unit")(x) - model(x)
     assert_close(doubled, sum(model(x) - y for y in each[:5]), scale=LARGEST, rtol=1e-12)
-    whole = tnsim.models.components.switched(model, {labels[0].rsplit(" unit")[0]: 0.0}, "unit")(x)
+    whole = switched(model, {labels[0].rsplit(" unit")[0]: 0.0}, "unit")(x)
     assert whole.tolist() == off.tolist()
 
 

@@ -12,7 +12,7 @@ from closeness import LARGEST, assert_close
 from component_oracles import STACKS, pair, points
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles import bilinear, linear, quadrature
+from oracles import bilinear, linear
 from refusals import LOST, refused
 from seeds import generator
 from sequence_cases import slow
@@ -36,26 +36,6 @@ def by_hand(model, x, by, labels):
     return features, rest / abs(features).max()
 
 
-@pytest.mark.crossing
-@pytest.mark.parametrize("by", ["layer", "head", "unit"])
-@pytest.mark.parametrize("name", STACKS)
-def test_paths_are_inclusion_and_exclusion_over_all_subsets(name, by, rng):
-    a, b = pair(name, rng)
-    if by == "head" and not a.attends:
-        pytest.skip("no heads")
-    x = points(a, rng)
-    found = tnsim.paths(a, b, tnsim.Empirical(x), by=by)
-    (bra, bra_rest), (ket, ket_rest) = (
-        by_hand(model, x, by, labels) for model, labels in ((a, found.bra), (b, found.ket))
-    )
-    wanted = bra @ ket.T / len(x)
-    assert_close(found.values, wanted, scale=LARGEST, rtol=1e-11)
-    assert max(bra_rest, ket_rest) < 1e-12  # paths that are left out are zero
-    inner = tnsim.inner(a, b, tnsim.Empirical(x))
-    assert_close(found.values.sum(), inner, scale=abs(wanted).max(), rtol=1e-12)
-    assert_close(found.share.sum(), 1.0, scale=abs(found.share).sum(), rtol=1e-12)
-
-
 def block(rng, activation, skip=1.0):
     return tnsim.Residual(gated(rng, activation, 3, 3, 3).layers[0], skip)
 
@@ -70,19 +50,27 @@ ACTIVATED = {
 }
 
 
-@pytest.mark.sampled(quick=1)
-@pytest.mark.parametrize("by", ["layer", "unit"])
-@pytest.mark.parametrize("name", ACTIVATED)
-def test_paths_through_activations_at_any_depth(name, by, rng):
-    """Sets of components are told apart where outputs are no polynomial in switches as well."""
-    a, b = (tnsim.Model(ACTIVATED[name](rng)) for _ in range(2))
+@pytest.mark.crossing
+@pytest.mark.parametrize("by", ["layer", "head", "unit"])
+@pytest.mark.parametrize("name", [*STACKS, *ACTIVATED])
+def test_paths_are_inclusion_and_exclusion_over_all_subsets(name, by, rng):
+    """Of components of polynomials, and of activations at any depth, which are no polynomials in switches."""
+    a, b = (
+        pair(name, rng) if name in STACKS else (tnsim.Model(ACTIVATED[name](rng)) for _ in range(2))
+    )
+    if by == "head" and not a.attends:
+        pytest.skip("no heads")
     x = points(a, rng)
     found = tnsim.paths(a, b, tnsim.Empirical(x), by=by)
     (bra, bra_rest), (ket, ket_rest) = (
         by_hand(model, x, by, labels) for model, labels in ((a, found.bra), (b, found.ket))
     )
-    assert_close(found.values, bra @ ket.T / len(x), scale=LARGEST, rtol=1e-11)
-    assert max(bra_rest, ket_rest) < 1e-12
+    wanted = bra @ ket.T / len(x)
+    assert_close(found.values, wanted, scale=LARGEST, rtol=1e-11)
+    assert max(bra_rest, ket_rest) < 1e-12  # paths that are left out are zero
+    inner = tnsim.inner(a, b, tnsim.Empirical(x))
+    assert_close(found.values.sum(), inner, scale=abs(wanted).max(), rtol=1e-12)
+    assert_close(found.share.sum(), 1.0, scale=abs(found.share).sum(), rtol=1e-12)
 
 
 @pytest.mark.full
@@ -140,22 +128,6 @@ def test_paths_sum_to_the_inner_product_under_every_metric(name, rng):
     alone = tnsim.paths(a, metric=metric)
     assert_close(alone.values, alone.values.T, scale=LARGEST, rtol=1e-13)
     assert np.linalg.eigvalsh(alone.values).min() > -1e-12 * abs(alone.values).max()
-
-
-def test_exact_gaussian_paths_against_quadrature(rng):
-    a, b = (tnsim.Model([oracle.mlp(rng, 3, 2), oracle.mlp(rng, 3, 2)]) for _ in range(2))
-    x, w = quadrature(5, np.zeros(3), np.eye(3))
-    found = tnsim.paths(a, b, tnsim.Gaussian())
-    bra, ket = (
-        (np.stack([h.ravel() for h in oracle.path_outputs(m, x, 2).values()])) for m in (a, b)
-    )
-    weights = np.repeat(w, 3)
-    wanted = (bra * weights) @ ket.T
-    order = [
-        ["embed", "embed > layer 1", "embed > layer 0", "embed > layer 0 > layer 1"].index(n)
-        for n in found.bra
-    ]
-    assert_close(found.values, wanted[np.ix_(order, order)], scale=LARGEST, rtol=1e-11)
 
 
 def test_attention_under_tokens_of_one_layer(rng):
