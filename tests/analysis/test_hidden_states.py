@@ -204,6 +204,10 @@ def test_models_and_checkpoints(rng, tmp_path):
     assert drawn.equals(again)
     with refused("at least one input is needed, found n = 0"):
         tnsim.layer_similarity(*models, 0)
+    with refused("memory does not hold", tnsim.TooLarge):
+        tnsim.layer_similarity(*models, 10**30)
+    with refused("the seed must be 0 or more"):
+        tnsim.layer_similarity(*models, x, seed=-1)
     with refused(r"layers of a module.*found Combination"):
         tnsim.layer_similarity(models[0] - models[0], models[1], 5)
 

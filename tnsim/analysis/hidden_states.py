@@ -28,7 +28,7 @@ from tnsim.checkpoints.given import given_model
 from tnsim.engine.budget import Budget
 from tnsim.errors import ModelError, TooLarge
 from tnsim.models.arrays import detached, host_array
-from tnsim.models.checks import Seed
+from tnsim.models.checks import Seed, seed_number
 from tnsim.models.forward import plain_states
 from tnsim.models.functions import array_of, batch_of_inputs, run_module
 from tnsim.models.model import AnyModel, Model
@@ -130,7 +130,7 @@ def layer_similarity(
         Kornblith et al. 2019, "Similarity of neural network representations revisited", figures of
         layers against layers.
     """
-    first, second = a, b
+    first, second, seed = a, b, seed_number(seed)
     if isinstance(inputs, (int, np.integer)):
         # Only models of tnsim tell the width of their inputs.
         if hasattr(a, "named_modules") or hasattr(b, "named_modules"):
