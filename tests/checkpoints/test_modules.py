@@ -319,6 +319,11 @@ def test_a_single_score_under_a_rotation_is_no_layer():
         tnsim.from_module(module, n_ctx=4)
 
 
+def test_lengths_that_memory_does_not_hold_are_refused():
+    with refused("memory holds no inputs of this length", tnsim.TooLarge):
+        tnsim.from_module(nn.Linear(2, 2), n_ctx=2**60)
+
+
 def test_images_are_flat():
     module = nn.Sequential(nn.Flatten(), nn.Linear(12, 4))
     assert tnsim.from_module(module, inputs=torch.zeros(3, 1, 3, 4)).d_in == 12
