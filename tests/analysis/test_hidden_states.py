@@ -140,11 +140,12 @@ def test_states_that_do_not_fit_at_once(nets, tokens, monkeypatch, held):
         assert_close(some, states[name], rtol=1e-5, scale=LARGEST, limited_by="float32")
     monkeypatch.setattr(devices, "available_bytes", lambda compiles: 0)
     monkeypatch.setattr(budget, "_ALWAYS_FITS", 0)
-    for call in (
-        lambda: tnsim.layer_similarity(*nets, tokens),
-        lambda: tnsim.hidden_states(nets[0], tokens),
+    for call, what in (
+        (lambda: tnsim.layer_similarity(*nets, tokens), r"the states of \d+ parts in a measure"),
+        (lambda: tnsim.hidden_states(nets[0], tokens), "the hidden states"),
     ):
-        with refused("GiB on these inputs.*by layers=, or give fewer inputs", tnsim.TooLarge):
+        said = f"{what}.* GiB on these inputs.*by layers=, or give fewer inputs"
+        with refused(said, tnsim.TooLarge):
             call()
 
 
