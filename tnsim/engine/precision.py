@@ -107,6 +107,7 @@ class Cosine(NamedTuple):
     error: Float[Numeric, "..."]
 
 
+@np.errstate(all="ignore")  # of norms without digits the bound is NaN or huge
 def cosine(product: ScaledSum, bra: ScaledSum, ket: ScaledSum, arithmetic: Arithmetic) -> Cosine:
     """The cosines `AB / sqrt(AA BB)` and their error bounds, elementwise.
 
@@ -168,8 +169,7 @@ def certified(products: Mapping[str, ScaledSum], arithmetic: Arithmetic) -> Any:
     if "AA" not in products:
         return arithmetic.rounding * product.size <= VISIBLE * abs(product.mantissa)
     bra, ket = products["AA"], products["BB"]
-    with np.errstate(all="ignore"):  # norms without digits, of which the bound is NaN or huge
-        return cosine(product, bra, ket, arithmetic).error <= VISIBLE
+    return cosine(product, bra, ket, arithmetic).error <= VISIBLE
 
 
 def check_norm(
