@@ -418,14 +418,44 @@ def test_what_a_metric_from_outside_has_in_its_code_counts(rng, tmp_path):
         tnsim.pairwise(models, metric(2.0), store=tmp_path / "run")
 
 
-def test_a_block_of_a_measure_has_the_points_that_were_asked_for(rng):
+LOG = np.log(np.full(5, 0.2))
+
+
+@pytest.mark.parametrize(
+    ("points", "said"),
+    [
+        ((5, np.ones((0, 2)), LOG[:0]), r"points \d to \d .* has inputs \(., 2\) and weights"),
+        (
+            (5, np.full((5, 2), np.inf), LOG),
+            "of a measure have NaN or infinite inputs",
+        ),
+        ((5, np.ones((5, 2)), LOG * np.nan), "have the logarithm nan among their weights"),
+        ((5, np.ones((5, 2)) * 1j, LOG), "are real numbers .* found complex128 and float64"),
+        ((0, np.ones((0, 2)), LOG[:0]), r"with one point at least, found Points\(count=0"),
+        ((5, np.ones((5, 2)), LOG, 6), "has 6 replicates of 5 points"),
+        (None, "with one point at least, found None"),
+        ((5, np.ones((5, 2)), LOG * np.inf), "no input of held has a weight, so there is no mean"),
+    ],
+)
+def test_what_is_no_measure_is_refused(points, said, rng):
     models = [tnsim.Model([bilinear(rng, 2, 4, 2)]) for _ in range(2)]
+
+    def measure(reading):
+        if points is None:
+            return None
+        count, inputs, log_weights, *replicates = points
+
+        def block(start, stop):
+            return WeightedPoints(inputs[start:stop], log_weights[start:stop])
+
+        return Points(count, block, drawn=True, replicates=sum(replicates))
+
     metric = Held(1.0)
-    metric.points = lambda reading: Points(
-        5, lambda start, stop: WeightedPoints(np.ones((3, 2)), np.zeros(3))
-    )
-    with refused("points 0 to 4 of a measure were asked for, and its block has 3 inputs and 3"):
-        tnsim.similarity(*models, metric)
+    metric.points = measure
+    with refused(said):
+        tnsim.similarity(*models, metric, centred=True)
+    with refused(said):
+        tnsim.pairwise(models, metric, centred=True)
 
 
 def test_every_layer_and_metric_is_shown_in_one_line(rng):

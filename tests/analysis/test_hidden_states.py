@@ -135,8 +135,12 @@ def test_states_that_do_not_fit_at_once(nets, tokens, monkeypatch, held):
         assert_close(some, states[name], rtol=1e-5, scale=LARGEST, limited_by="float32")
     monkeypatch.setattr(devices, "available_bytes", lambda compiles: 0)
     monkeypatch.setattr(budget, "_ALWAYS_FITS", 0)
-    for verb, *given in ((tnsim.layer_similarity, *nets), (tnsim.hidden_states, nets[0])):
-        with refused("GiB on these inputs.*by layers=, or give fewer inputs", tnsim.TooLarge):
+    for verb, given, what in (
+        (tnsim.layer_similarity, nets, r"the states of \d+ parts in a measure"),
+        (tnsim.hidden_states, nets[:1], "the hidden states"),
+    ):
+        said = f"{what}.* GiB on these inputs.*by layers=, or give fewer inputs"
+        with refused(said, tnsim.TooLarge):
             verb(*given, tokens)
 
 
@@ -193,6 +197,10 @@ def test_models_and_checkpoints(rng, tmp_path):
     assert drawn.equals(again)
     with refused("at least one input is needed, found n = 0"):
         tnsim.layer_similarity(*models, 0)
+    with refused("memory does not hold", tnsim.TooLarge):
+        tnsim.layer_similarity(*models, 10**30)
+    with refused("the seed must be 0 or more"):
+        tnsim.layer_similarity(*models, x, seed=-1)
     with refused(r"layers of a module.*found Combination"):
         tnsim.layer_similarity(models[0] - models[0], models[1], 5)
 

@@ -111,6 +111,11 @@ def test_an_example_of_zeros_tells_attention_by_its_shape(rng):
     assert_close(model(x), forward(module, x), scale=LARGEST, rtol=1e-12)
 
 
+def test_lengths_that_memory_does_not_hold_are_refused():
+    with refused("memory holds no inputs of this length", tnsim.TooLarge):
+        tnsim.from_module(nn.Linear(2, 2), n_ctx=2**60)
+
+
 class Raw(nn.Module):
     """Parameters without layers."""
 

@@ -160,6 +160,26 @@ def test_a_constant_added_to_outputs_changes_nothing():
     )
 
 
+@pytest.mark.parametrize("offset", [2.0**30, 2.0**40])
+def test_what_outputs_of_a_function_have_in_common_costs_no_digits(offset):
+    """The offset is added without rounding."""
+    rng = generator(10)
+    outputs = [np.round(rng.normal(size=(60, 2)) * 2**10) / 2**10 for _ in range(2)]
+    rows = np.arange(60.0)[:, None]
+    a, b = (
+        (lambda x, y=y, c=c: y[x[:, 0].astype(int)] + c)
+        for y, c in zip(outputs, (offset, -offset), strict=True)
+    )
+    found = tnsim.similarity(a, b, tnsim.Empirical(rows), centred=True)
+    assert_close(found, cosine(*outputs), scale=1.0)
+
+
+def test_means_beyond_floats_and_over_nothing_are_refused():
+    steep = tnsim.Model([tnsim.Bilinear([[1e200]], [[1e200]], [[1.0]])])
+    with refused("the mean of the outputs is beyond float64", tnsim.TnsimError):
+        tnsim.similarity(steep, steep, centred=True)
+
+
 def test_files_are_centred_and_their_store_knows(tmp_path, monkeypatch):
     rng = generator(6)
     models = [network(rng, "bilinear") for _ in range(3)]

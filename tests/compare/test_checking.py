@@ -69,6 +69,8 @@ def test_check_refuses_what_it_cannot_sample(rng):
         tnsim.check(a, b, tnsim.TreeSymmetric())
     with refused("a check needs at least 64 samples, found 10"):
         tnsim.check(a, b, samples=10)
+    with refused("samples take .* multiplications, more than the 1e.14", tnsim.TooLarge):
+        tnsim.check(a, b, samples=10**15)
     with refused(r"the seed of a check must be 0 or more, .* found -1"):
         tnsim.check(a, b, seed=-1)
 

@@ -421,3 +421,15 @@ def test_small_hidden_states_that_large_weights_read(power, rng):
     for verb, models in (*asked, (tnsim.pairwise, [far])):
         with refused("in float32.*use dtype='float64'", tnsim.TnsimError):
             verb(*models, metric, dtype="float32")
+
+
+@pytest.mark.parametrize("size", [1e-160, 1e120])
+def test_squares_that_are_no_floats_are_refused_without_warnings_of_numpy(size, rng):
+    first = [linear(rng, 2, 3, bias=True) for _ in "ab"]
+    models = []
+    for x in first:
+        large = tnsim.Linear(x.weight * size, x.bias * size)
+        small = tnsim.Linear(x.weight.T / size)
+        models.append(tnsim.Model([large, tnsim.Elementwise("relu"), small]))
+    with refused("has no digits left|a float range was exceeded", tnsim.TnsimError):
+        tnsim.similarity(*models)

@@ -138,6 +138,7 @@ def test_polynomials_and_constants_stay_as_they_are(rng):
     {
         "relative error, on 16,384 draws": lambda m: tnsim.polynomial(m, 5),
         "whole number from 1": lambda m: tnsim.polynomial(m, 0),
+        "to 170, found 171": lambda m: tnsim.polynomial(m, 171),
         "found Symmetric": lambda m: tnsim.polynomial(m, 2, tnsim.Symmetric()),
         "token ids": lambda m: tnsim.polynomial(m, 2, tnsim.Empirical([[1, 2]])),
         "each model of a sum": lambda m: tnsim.polynomial(m - m, 2),

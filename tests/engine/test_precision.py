@@ -18,6 +18,7 @@ import tnsim
 from tnsim.engine import precision
 from tnsim.engine.precision import Arithmetic, Cosine
 from tnsim.problems.conditioning import amplification, regauged, without_skew
+from tnsim.problems.exact_products import exact_product
 from tnsim.problems.units import common_units, in_own_basis
 from tnsim.scaled import ScaledSum
 
@@ -284,6 +285,14 @@ def test_a_cosine_beyond_its_error_bound_is_our_error():
     assert precision.clipped(Cosine(np.array(1 + 1e-9), np.array(1e-8))) == 1
     with refused(r"1\.011, outside .* please report it", tnsim.TnsimError):
         precision.clipped(Cosine(np.array([0.5, 1.011]), np.array([1e-9, 1e-3])))
+
+
+def test_products_to_more_bits_are_the_same_in_blocks(rng, monkeypatch):
+    a, b = rng.normal(size=(7, 5)), rng.normal(size=(5, 4))
+    whole = exact_product(a, b)
+    monkeypatch.setattr("tnsim.problems.exact_products._BLOCK", 3)
+    for found, known in zip(exact_product(a, b), whole, strict=True):
+        assert (found == known).all()
 
 
 def skewed(rng, condition):

@@ -1,5 +1,6 @@
 """Gauss rules against known moments, and metrics of independent inputs against their sums."""
 
+import contextlib
 import copy
 import dataclasses
 import itertools
@@ -134,6 +135,25 @@ def test_moments_of_a_few_points_are_those_of_a_distribution(rng):
         for k in range(10):
             size = float(weights @ abs(nodes) ** k)
             assert_close(np.exp(log_weights) @ x**k, moments[k], scale=size, rtol=1e-11)
+
+
+def test_moments_far_from_zero_leave_few_digits_of_a_spread():
+    """The fourth power of a mean of 1e4 is rounded by 1, and that of a normal number is 3."""
+    for mean, warned in ((1000, False), (10_000, True)):
+        moments = [
+            float(
+                sum(
+                    math.comb(k, j) * mean ** (k - j) * int(MOMENTS["normal"](j))
+                    for j in range(k + 1)
+                )
+            )
+            for k in range(6)
+        ]
+        expected = pytest.warns(tnsim.PrecisionWarning, match="leave about 0 digits of the spread")
+        with expected if warned else contextlib.nullcontext():
+            rule = rule_of_moments(moments, nodes=3)
+        if not warned:
+            assert_close(rule.nodes - mean, hermite_rule(3).nodes, scale=LARGEST)
 
 
 def test_weights_of_nodes_are_shares_whatever_their_size():

@@ -155,6 +155,8 @@ def test_roads_that_need_no_closed_form(rng):
     assert tnsim.Empirical.normal(np.zeros((3, 2)), samples=4).inputs.shape == (4, 3, 2)
     with refused("need a mean or a covariance"):
         tnsim.Empirical.normal()
+    with refused("memory does not hold draws of shape", tnsim.TooLarge):
+        tnsim.Empirical.normal(np.zeros(3), samples=2**60)
     tokens = [tnsim.Model(mlp(rng, "relu", inputs=3).layers, n_ctx=2) for _ in range(2)]
     every = np.array([[i, j] for i in range(3) for j in range(3)])
     assert_close(

@@ -29,7 +29,7 @@ from tnsim.errors import CheckpointError, ModelError
 from tnsim.metrics.empirical import StoredInputs
 from tnsim.metrics.metric import Gaussian
 from tnsim.metrics.points import Reading as InputsRead
-from tnsim.metrics.protocol import Metric, adds_up
+from tnsim.metrics.protocol import Metric, adds_up, points_for
 from tnsim.models.checks import check_numbers, check_untraced
 from tnsim.models.differences import by_differences
 from tnsim.models.functions import Function
@@ -63,7 +63,7 @@ def metric_parameters(metric: Metric, reading: InputsRead) -> str:
     if type(metric) is Gaussian:
         metric = Gaussian(metric.mean, metric.cov)  # samples are those of its estimate alone
     if adds_up(metric) and not _is_ours(metric):
-        points = metric.points(reading)
+        points = points_for(metric, reading)
         size = points.aligned(_LOOKED_AT) if points.continuations else _LOOKED_AT
         starts = range(0, points.count, size * max(1, points.count // (size * _PLACES)))
         blocks = [points.block(start, min(start + size, points.count)) for start in starts]

@@ -31,7 +31,14 @@ from tnsim.checkpoints.given import check_chooses, given_models
 from tnsim.errors import ModelError, TooLarge, UnsupportedLayer
 from tnsim.models import functions
 from tnsim.models.arrays import detached, host_array
-from tnsim.models.checks import Seed, check_comparable, check_numbers, check_untraced, seed_number
+from tnsim.models.checks import (
+    Seed,
+    check_comparable,
+    check_numbers,
+    check_untraced,
+    normal_inputs,
+    seed_number,
+)
 from tnsim.models.forward import as_read, is_tokens, plain_forward
 from tnsim.models.functions import Function
 from tnsim.models.layers import innermost, map_names
@@ -208,6 +215,7 @@ def drawn_inputs(
 
     Raises:
         ModelError: There is no model, or no input.
+        TooLarge: Memory does not hold so many inputs.
 
     Example:
         >>> import tnsim
@@ -221,11 +229,8 @@ def drawn_inputs(
         )
     if count < 1:
         raise ModelError(f"at least one input is needed, found n = {count}")
-    shape = (count, model.d_in)
-    if model.n_ctx is not None:
-        shape = (count, model.n_ctx, model.d_in)
     number = seed_number(seed)
-    x = np.random.default_rng(number).normal(size=shape)
+    x = normal_inputs(count, model, number)
     return x, {"inputs": "standard normal", "samples": count, "seed": number}
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ from tnsim.checkpoints.given import given_model
 from tnsim.engine.budget import Budget
 from tnsim.errors import ModelError, TooLarge
 from tnsim.models.arrays import detached, host_array
-from tnsim.models.checks import Seed
+from tnsim.models.checks import Seed, seed_number
 from tnsim.models.forward import plain_states
 from tnsim.models.functions import array_of, batch_of_inputs, run_module
 from tnsim.models.model import AnyModel, Model
@@ -83,7 +84,8 @@ def hidden_states(
     in_float64 = 2 * sum(network.bytes_of[part] for part in network.parts.values())
     _check_fits(in_float64, "the hidden states that are asked for")
     states = network.states_of(network.parts.values())
-    return {name: states[part].astype(np.float64) for name, part in network.parts.items()}
+    # A part is given up as it is copied, so that not all are in memory twice.
+    return {name: states.pop(part).astype(np.float64) for name, part in network.parts.items()}
 
 
 @checked
@@ -116,7 +118,7 @@ def layer_similarity(
     Raises:
         ModelError: The networks have no such parts, the measure needs parts of equal width, or the
             inputs do not fit.
-        TooLarge: The states of a single part do not fit into memory.
+        TooLarge: The states of the parts do not fit into memory.
         MissingExtra: xarray is not installed.
 
     Example:
@@ -130,7 +132,7 @@ def layer_similarity(
         Kornblith et al. 2019, "Similarity of neural network representations revisited", figures of
         layers against layers.
     """
-    first, second = a, b
+    first, second, seed = a, b, seed_number(seed)
     if isinstance(inputs, (int, np.integer)):
         # Only models of tnsim tell the width of their inputs.
         if hasattr(a, "named_modules") or hasattr(b, "named_modules"):
@@ -147,6 +149,14 @@ def layer_similarity(
     names = [
         network.varying_parts() if measure is cka else [*network.parts] for network in networks
     ]
+    # A measure keeps all parts of both networks, in float64, beside those that are held; CKA a
+    # kernel where that is smaller.
+    most = 8 * len(x) ** 2 if measure is cka else math.inf
+    needed = 0.0
+    for network, chosen in zip(networks, names, strict=True):
+        sizes = [network.bytes_of[network.parts[name]] for name in chosen]
+        needed += min(sum(sizes), _HELD_BYTES) + sum(min(2 * size, most) for size in sizes)
+    _check_fits(needed, f"the states of {sum(map(len, names))} parts in a measure")
     # A baseline runs functions on batches of inputs. These functions look rows up.
     rows = np.arange(len(x), dtype=float)[:, None]
     functions = [
@@ -289,7 +299,7 @@ class _Network:
         return self.held[part][rows]
 
 
-def _check_fits(needed: int, what: str) -> None:
+def _check_fits(needed: float, what: str) -> None:
     room = Budget().room(0, needed)
     if needed > room:
         raise TooLarge(

@@ -191,18 +191,16 @@ def hsic(
             "its CKA with anything is undefined"
         )
     traces = diagonals.sum(1, keepdims=True)
-    scaled = [
-        x / (trace if whole else np.sqrt(trace))
-        for (x, whole), trace in zip(each, traces, strict=True)
-    ]
     # With K = A A' and L = B B', tr K L = |A' B|^2. Kernels take n^2 multiplications for a pair.
     if any(are_kernels):
-        kernels = [x if whole else x @ x.T for x, whole in zip(scaled, are_kernels, strict=True)]
+        kernels = [x if whole else x @ x.T for x, whole in each]
         biased = symmetric(len(kernels), lambda i, j: float(np.vdot(kernels[i], kernels[j])))
     else:
         biased = symmetric(
-            len(scaled), lambda i, j: float(np.square(scaled[i].T @ scaled[j]).sum())
+            len(each), lambda i, j: float(np.square(each[i][0].T @ each[j][0]).sum())
         )
+    # Divided by the traces afterwards, as scaled outputs would be in memory a second time.
+    biased = biased / traces / traces.T
     if not debiased:
         return biased
     # The unbiased estimator leaves out the diagonals k and l. With K~ = K - diag k and L~ =

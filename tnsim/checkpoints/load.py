@@ -37,7 +37,7 @@ from tnsim.checkpoints.state_dict import (
 )
 from tnsim.errors import CheckpointError, ModelError, TnsimError, printable
 from tnsim.models.arrays import is_count
-from tnsim.models.checks import Seed, check_untraced, seed_number
+from tnsim.models.checks import Seed, check_untraced, normal_inputs
 from tnsim.models.functions import Deferred, array_at
 from tnsim.models.model import AnyModel, Model
 from tnsim.options import checked, is_list, shown
@@ -819,6 +819,7 @@ def compare_forward(
 
     Raises:
         ModelError: The shapes of the outputs differ, or outputs are NaN or infinite.
+        TooLarge: Memory does not hold so many samples.
 
     Example:
         >>> import tnsim
@@ -831,11 +832,8 @@ def compare_forward(
     if not is_count(samples):
         raise ModelError(f"samples must be a positive integer, found {samples!r}")
     check_untraced("a comparison with a forward pass", model)
-    shape = (samples, model.d_in)
-    if model.n_ctx is not None:
-        shape = (samples, model.n_ctx, model.d_in)
     # Inputs are float32, as networks take them; the model itself computes in float64.
-    x = np.random.default_rng(seed_number(seed)).normal(size=shape).astype(np.float32)
+    x = normal_inputs(samples, model, seed).astype(np.float32)
     wide = x.astype(np.float64)  # before a forward pass that writes into its inputs
     theirs = to_numpy(array_at(forward, x), "the output of forward").astype(np.float64)
     with np.errstate(over="ignore", invalid="ignore"):

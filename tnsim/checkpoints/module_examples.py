@@ -15,7 +15,7 @@ import numpy as np
 
 from tnsim.checkpoints.module_calls import array, as_precise_as, copy_of, require_torch
 from tnsim.checkpoints.norms import Normed
-from tnsim.errors import ModelError, in_one_line
+from tnsim.errors import ModelError, TooLarge, in_one_line
 from tnsim.models.functions import array_of, batch_of_inputs, check_one_input, tensor_of
 
 if TYPE_CHECKING:
@@ -233,12 +233,15 @@ def _first_taken(module: Any, guesses: Iterable[Any]) -> tuple[Any, Exception | 
     One of which the module puts inputs together gives way to a later one.
     """
     joined, error = None, None
-    for example in guesses:
-        error = _refusal_of(module, example)
-        if error is None and not _joins(module, example):
-            return example, None
-        if error is None and joined is None:
-            joined = example
+    try:
+        for example in guesses:
+            error = _refusal_of(module, example)
+            if error is None and not _joins(module, example):
+                return example, None
+            if error is None and joined is None:
+                joined = example
+    except RuntimeError as failed:  # of a guess as it is made
+        raise TooLarge(f"memory holds no inputs of this length: {in_one_line(failed)}") from None
     return joined, error
 
 

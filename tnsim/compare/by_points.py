@@ -33,7 +33,7 @@ from tnsim.errors import ModelError, TooLarge
 from tnsim.metrics.categorical import Categorical
 from tnsim.metrics.metric import Gaussian, joins_whole_trees
 from tnsim.metrics.points import Points, Reading, WeightedPoints
-from tnsim.metrics.protocol import FiniteMetric, Metric, adds_up
+from tnsim.metrics.protocol import FiniteMetric, Metric, adds_up, points_for
 from tnsim.metrics.quadrature import gaussian_points, most_directions
 from tnsim.models.arrays import is_traced
 from tnsim.models.forward import directions, reading_layers
@@ -192,7 +192,7 @@ def points_of(
         return None
     if adds_up(metric):
         _check_concrete(metric)
-        return metric.points(reading_of(models))
+        return points_for(metric, reading_of(models))
     # A subclass may weigh inputs otherwise, so only the class itself has quadrature.
     if type(metric) is not Gaussian or not models:
         return None

@@ -20,7 +20,7 @@ from tnsim.compare.by_points import points_of
 from tnsim.compare.inner_products import inner_products
 from tnsim.compare.request import Request, estimated
 from tnsim.engine.budget import Budget
-from tnsim.errors import ModelError
+from tnsim.errors import ModelError, TnsimError
 from tnsim.metrics.metric import is_expectation
 from tnsim.metrics.protocol import Metric, adds_up
 from tnsim.models.checks import check_untraced
@@ -29,6 +29,7 @@ from tnsim.models.functions import Function, is_function, outputs_of
 from tnsim.models.model import Combination, Model
 from tnsim.models.offsets import constant, less
 from tnsim.problems.batches import all_points
+from tnsim.scaled import power
 
 _ROUNDING = 1e3
 """Outputs of a constant function without its mean, in units of the last place of the mean."""
@@ -158,13 +159,24 @@ def _mean_of_model(given: Any, metric: Metric, budget: Budget) -> Float[np.ndarr
     ones = constant(given.d_in, np.ones(given.d_out), given.n_ctx)
     chosen = estimated(metric, [given], None)
 
-    def times_one(model: Any) -> Float[np.ndarray, " out"]:
+    def times_one(model: Any) -> tuple[np.ndarray, Any]:
         products = inner_products(model, ones, Request(chosen, "float64", budget, slices=True))
         found = products.values["AB"]
-        return np.asarray(found.mantissa) * np.exp2(found.exponent + products.exponent)
+        return np.asarray(found.mantissa), found.exponent + products.exponent
 
-    # A measure of a user's own has any mass.
-    return times_one(given) / (times_one(ones) if adds_up(metric) else given.n_ctx or 1)
+    mantissa, exponent = times_one(given)
+    mass, of_mass = np.asarray(given.n_ctx or 1), 0.0
+    if adds_up(metric):  # a measure of a user's own has any mass
+        mass, of_mass = times_one(ones)
+        if not mass.all():
+            raise ModelError(f"no input of {metric.name} has a weight, so there is no mean")
+    values = power(mantissa / mass, exponent - of_mass)
+    if np.isinf(values).any():
+        raise TnsimError(
+            "the mean of the outputs is beyond float64, and centred=True takes it away: scale down "
+            "the last layers of the models, which changes no similarity"
+        )
+    return values
 
 
 def _mean_of_function(given: Any, metric: Metric, budget: Budget) -> Float[np.ndarray, " out"]:
@@ -172,8 +184,12 @@ def _mean_of_function(given: Any, metric: Metric, budget: Budget) -> Float[np.nd
     if points is None:
         raise ModelError("a function has a mean over inputs alone: use tnsim.Empirical(inputs)")
     total: Any = 0.0
+    first: Any = None
     for batch in all_points([given], points, "float64", budget):
         outputs = outputs_of(given, batch.inputs).astype(np.float64)
-        outputs = outputs.reshape(len(outputs), -1, outputs.shape[-1]).mean(axis=1)
-        total = total + np.exp(batch.log_weights) @ outputs
-    return total
+        outputs = outputs.reshape(len(outputs), -1, outputs.shape[-1])
+        # What outputs have in common with the first of them is not rounded.
+        first = outputs[0, 0].copy() if first is None else first
+        outputs -= first
+        total = total + np.exp(batch.log_weights) @ outputs.mean(axis=1)
+    return first + total

@@ -15,12 +15,14 @@ from typing import Any, NamedTuple, TypeAlias
 
 from tnsim.compare.by_points import reading_of
 from tnsim.compare.centred import without_mean
+from tnsim.compare.estimates import count_text
 from tnsim.compare.numbers import Number, cosine_error
 from tnsim.compare.request import Comparable, highest_degree, parts, with_metric
 from tnsim.compare.similarity import similarity
 from tnsim.engine import precision
+from tnsim.engine.budget import Budget
 from tnsim.engine.precision import Arithmetic
-from tnsim.errors import ModelError
+from tnsim.errors import ModelError, TooLarge
 from tnsim.metrics.categorical import Categorical
 from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.metric import Gaussian, GaussianClosure, as_metric
@@ -31,7 +33,7 @@ from tnsim.models.model import Model
 from tnsim.options import checked
 from tnsim.problems import at_points
 from tnsim.problems.at_points import Sums
-from tnsim.problems.batches import GROUPS
+from tnsim.problems.batches import GROUPS, work_of
 from tnsim.tables import html_table
 
 Expectation: TypeAlias = Gaussian | GaussianClosure | Categorical
@@ -100,6 +102,7 @@ def check(
     Raises:
         ModelError: The metric is no expectation over inputs, there are too few samples, the seed
             is negative, or `similarity` would raise it.
+        TooLarge: The samples take more multiplications than a budget has.
 
     Example:
         >>> import numpy as np, tnsim
@@ -127,13 +130,19 @@ def check(
     if centred:
         a, b = without_mean(a, chosen), without_mean(b, chosen)
     seed = seed_number(seed, "the seed of a check")
-    closed = similarity(*given, chosen, centred=centred)
     models = [part for _, part in (*parts(a), *parts(b)) if isinstance(part, Model)]
     reading = reading_of(models)
     if not models and isinstance(chosen, Empirical):  # functions alone, on inputs of an estimate
         *positions, width = chosen.inputs.shape[1:]
         reading = Reading(width, positions[0] if positions else None, 1)
     points = _drawn_points(asked, reading, samples, seed)
+    work, most = work_of(models, points).multiplications, Budget().multiplications
+    if work > most:
+        raise TooLarge(
+            f"{samples:,} samples take {count_text(work)} multiplications, more than the "
+            f"{most:.3g} of a budget: check with fewer samples"
+        )
+    closed = similarity(*given, chosen, centred=centred)
     with _with_bar(points, progress) as watched:
         sums = at_points.sums([parts(a)], [parts(b)], watched, False, "float64")
     estimate, error = _estimated_cosine(sums, Arithmetic(highest_degree((a, b)), "float64"))

@@ -420,8 +420,7 @@ def _report_rounding(products: InnerProducts, models: Two, request: Request) -> 
         # Relative to the product itself, as no norm is known: |error| <= u size.
         error = float(arithmetic.rounding * product.size / abs(product.mantissa))
     else:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            cosines = precision.cosine(product, values["AA"], values["BB"], arithmetic)
+        cosines = precision.cosine(product, values["AA"], values["BB"], arithmetic)
         error = float(np.nan_to_num(cosines.error, nan=np.inf))
     precision.report(error, "the inner product", arithmetic)
 

@@ -70,6 +70,9 @@ LARGEST_ERROR = 0.5
 """Largest relative error of a surrogate. Its angle bound is 30 degrees, and beyond it a few rare
 inputs decide the moments of a polynomial, which say nothing about the network."""
 
+_LARGEST_DEGREE = 170
+"""Largest degree whose factorial is a float, as Hermite polynomials need it."""
+
 
 @checked
 def polynomial(
@@ -84,7 +87,7 @@ def polynomial(
 
     Args:
         model: Model, module of PyTorch or path of a file.
-        degree: Degree of the polynomials, at least 1. An activation of degree 2 is a `Bilinear`
+        degree: Degree of the polynomials, from 1 to 170. An activation of degree 2 is a `Bilinear`
             layer, of a higher degree a `Multilinear` layer; a gate adds 1 for its factor.
         metric: Inputs about which activations are expanded: `Gaussian(mean, cov)`, or
             `Empirical(inputs)` for data.
@@ -99,7 +102,7 @@ def polynomial(
 
     Raises:
         ModelError: The error is above 0.5, so that the surrogate says little about the model; or
-            the metric has no inputs, the degree is below 1, or there are too few samples.
+            the metric has no inputs, the degree is out of range, or there are too few samples.
         UnsupportedLayer: The argument is no single model with layers.
 
     Example:
@@ -122,8 +125,11 @@ def polynomial(
             "make a surrogate of each model of a sum; a function without layers is compared by "
             "Empirical(inputs)"
         )
-    if degree < 1:
-        raise ModelError(f"the degree of a polynomial is a whole number from 1 on, found {degree}")
+    if not 1 <= degree <= _LARGEST_DEGREE:
+        raise ModelError(
+            f"the degree of a polynomial is a whole number from 1 to {_LARGEST_DEGREE}, found "
+            f"{degree}"
+        )
     if model.is_polynomial:
         return model
     check_numbers(model)

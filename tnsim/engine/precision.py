@@ -106,6 +106,7 @@ class Cosine(NamedTuple):
     error: Float[Numeric, "..."]
 
 
+@np.errstate(all="ignore")  # of norms without digits the bound is NaN or huge
 def cosine(product: ScaledSum, bra: ScaledSum, ket: ScaledSum, arithmetic: Arithmetic) -> Cosine:
     """The cosines `AB / sqrt(AA BB)` and their error bounds, elementwise.
 

@@ -254,12 +254,19 @@ def draws(count: int, seed: int, draw: Draw, tokens: bool = False) -> Points:
 
 def _drawn_block(count: int, seed: int, draw: Draw, start: int, stop: int) -> WeightedPoints:
     # Every chunk has a seed of its own, so draw i is the same in every block that contains it.
-    parts = []
+    inputs: Any = None
     for chunk in range(start // CHUNK, -(-stop // CHUNK)):
         first = chunk * CHUNK
-        inputs = draw(np.random.default_rng([seed, chunk]), CHUNK)
-        parts.append(inputs[max(start - first, 0) : stop - first])
-    inputs = np.concatenate(parts)
+        drawn = draw(np.random.default_rng([seed, chunk]), CHUNK)
+        drawn = drawn[max(start - first, 0) : stop - first]
+        if inputs is None:  # all at once, as parts would be in memory twice where they are joined
+            shape = stop - start, *drawn.shape[1:]
+            try:
+                inputs = np.empty(shape, drawn.dtype)
+            except (MemoryError, ValueError):
+                raise TooLarge(f"memory does not hold draws of shape {shape}: draw fewer") from None
+        place = max(first - start, 0)
+        inputs[place : place + len(drawn)] = drawn
     # A mean: every draw weighs 1 / count.
     return WeightedPoints(inputs, np.full(len(inputs), -math.log(count)))
 

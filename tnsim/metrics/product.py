@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.errors import ModelError
+from tnsim.errors import ModelError, PrecisionWarning, warn
 from tnsim.metrics.points import Points, Reading, Rule, check_draws, draws, mapped, product_rule
 from tnsim.metrics.quadrature import gauss_rule, hermite_rule
 from tnsim.models.arrays import host_array, pytree
@@ -30,6 +30,7 @@ from tnsim.options import checked, shown
 
 _PANELS, _PANEL_NODES = 400, 20  # panels between two edges of a density, nodes of a panel
 _ROUNDING = 1e-12  # relative rounding of moments that are given as floats
+_VISIBLE = 1e-3  # rounding of the moments beside the spread, beyond which a warning tells it
 # A square of the recurrence below this share of what it is left of has no digit: what follows it
 # would be a node of rounding, far from the others.
 _EPS = 2.0**-50
@@ -116,6 +117,9 @@ def rule_of_moments(moments: Sequence[float], nodes: int) -> Rule:
     Raises:
         ModelError: The moments are too few, or belong to no distribution.
 
+    Warns:
+        PrecisionWarning: Rounding of the moments leaves few digits of the distribution.
+
     Example:
         >>> (rule_of_moments([1, 0, 1, 0, 3, 0], nodes=3).nodes ** 2).round(6).tolist()
         [3.0, 0.0, 3.0]
@@ -141,7 +145,7 @@ def rule_of_moments(moments: Sequence[float], nodes: int) -> Rule:
     # Sums of absolute values stand beside them: moments are rounded, and what is left of them by
     # cancellation has the rounding of all.
     sizes_before, sizes = before, list(map(abs, row))
-    diagonal, squares = [row[1] / row[0]], []
+    diagonal, squares, lost = [row[1] / row[0]], [], 0.0
     for k in range(1, nodes):
         a = diagonal[-1]
         b = squares[-1] if squares else Fraction(0)
@@ -152,13 +156,27 @@ def rule_of_moments(moments: Sequence[float], nodes: int) -> Rule:
             sizes,
             [sizes[n + 2] + abs(a) * sizes[n + 1] + b * sizes_before[n + 2] for n in places],
         )
-        if after[0] <= _EPS * sizes[0] and _all_vanish(after, sizes):
+        vanishes = after[0] <= _EPS * sizes[0] and _all_vanish(after, sizes)
+        # What rounding of the moments is beside the spread, of which the variance is the first to
+        # be known: where it is zero up to rounding, the moments are those of a constant.
+        spread = b * row[0] if k > 1 else after[0]
+        if spread > 0 and not (vanishes and k == 1):
+            lost = max(lost, float(sizes[0] / spread) * 2.0**-53)
+        if vanishes:
             break  # the distribution has k points
         if after[0] <= 0:
             raise ModelError(f"the moments up to E[x^{2 * k}] are those of no distribution")
         squares.append(after[0] / row[0])
         diagonal.append(after[1] / after[0] - row[1] / row[0])
         before, row = row, after
+    if lost > _VISIBLE:
+        digits = max(0, int(-math.log10(lost)))
+        warn(
+            f"the moments up to E[x^{2 * nodes - 1}], as they are rounded, leave about {digits} "
+            "digits of the spread about the mean: give (nodes, weights), or moments of x less its "
+            "mean, with the mean in the first biases",
+            PrecisionWarning,
+        )
     return gauss_rule(np.array([float(a) for a in diagonal]), np.sqrt([float(b) for b in squares]))
 
 

@@ -5,10 +5,17 @@ The metrics of tnsim follow these protocols. Metrics from outside are finite mea
 
 from __future__ import annotations
 
+import dataclasses
+from functools import partial
+from numbers import Integral
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
+import numpy as np
+
+from tnsim.errors import ModelError
 from tnsim.metrics.pairings import PairingRule
-from tnsim.metrics.points import Points, Reading
+from tnsim.metrics.points import Points, Reading, WeightedPoints
+from tnsim.options import shown
 
 
 @runtime_checkable
@@ -125,6 +132,63 @@ def adds_up(metric: Any) -> TypeGuard[FiniteMetric]:
         (True, False)
     """
     return getattr(metric, "points", None) is not None and _is_metric(metric)
+
+
+def points_for(metric: FiniteMetric, reading: Any) -> Points:
+    """The points of a finite measure; a block that is none of its parts is refused as it is read.
+
+    Args:
+        metric: Metric, which may be a user's own.
+        reading: Inputs that the models under comparison read, None for plain functions.
+
+    Raises:
+        ModelError: The measure has no points, or a block has NaN or infinite inputs, weights that
+            are no logarithms of numbers, or another number of points than was asked for.
+
+    Example:
+        >>> import tnsim
+        >>> points_for(tnsim.Empirical(np.eye(3)), None).count
+        3
+    """
+    points: Any = metric.points(reading)
+    count = points.count if isinstance(points, Points) else None
+    if not isinstance(count, Integral) or count < 1:
+        raise ModelError(
+            f"the metric {metric.name} says at which inputs models run by tnsim.metrics.points."
+            f"Points with one point at least, found {shown(points)}"
+        )
+    if points.replicates > count:
+        raise ModelError(
+            f"the metric {metric.name} has {points.replicates} replicates of {count} points"
+        )
+    return dataclasses.replace(points, block=partial(_checked_block, points))
+
+
+def _checked_block(points: Points, start: int, stop: int) -> WeightedPoints:
+    inputs, log_weights = points.block(start, stop)
+    if points.continuations:  # beginnings of sequences, which are tnsim's own
+        return WeightedPoints(inputs, log_weights)
+    what = f"points {start} to {stop - 1} of a measure"
+    inputs, log_weights = np.asarray(inputs), np.asarray(log_weights)
+    count = stop - start
+    if inputs.shape[:1] != (count,) or log_weights.shape != (count,):
+        raise ModelError(
+            f"{what} were asked for, and its block has inputs {inputs.shape} and weights "
+            f"{log_weights.shape}"
+        )
+    if {inputs.dtype.kind, log_weights.dtype.kind} - set("biuf"):
+        raise ModelError(
+            f"{what} are real numbers and so are the logarithms of their weights, found "
+            f"{inputs.dtype} and {log_weights.dtype}"
+        )
+    if not np.isfinite(inputs).all():
+        raise ModelError(f"{what} have NaN or infinite inputs")
+    if not (log_weights < np.inf).all():  # as no NaN is
+        raise ModelError(
+            f"{what} have the logarithm {log_weights.max()} among their weights: weights are "
+            "finite and not below zero, and their logarithms numbers or -inf"
+        )
+    return WeightedPoints(inputs, log_weights)
 
 
 def _is_metric(value: Any) -> bool:

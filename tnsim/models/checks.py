@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
-from tnsim.errors import ModelError
+from tnsim.errors import ModelError, TooLarge
 from tnsim.models.arrays import is_count, is_traced, requires_grad
 
 Seed: TypeAlias = int | np.random.Generator | Array
@@ -123,6 +123,32 @@ def seed_number(seed: Seed, what: str = "the seed") -> int:
             f"{what} must be 0 or more, a NumPy generator or a JAX key, found {seed!r}"
         )
     return number
+
+
+def normal_inputs(count: int, model: Any, seed: Seed) -> Float[np.ndarray, "n *positions in"]:
+    """Standard normal inputs in the shape that a model reads.
+
+    Args:
+        count: Number of inputs.
+        model: Model, or sum of models, that reads them.
+        seed: Seed of the draws.
+
+    Raises:
+        TooLarge: Memory does not hold so many.
+
+    Example:
+        >>> import tnsim
+        >>> normal_inputs(5, tnsim.Model([tnsim.Linear([[1.0, 2.0]])]), seed=0).shape
+        (5, 2)
+    """
+    each = (model.d_in,) if model.n_ctx is None else (model.n_ctx, model.d_in)
+    rng = np.random.default_rng(seed_number(seed))
+    try:
+        return rng.normal(size=(count, *each))
+    except (MemoryError, ValueError, OverflowError):
+        raise TooLarge(
+            f"memory does not hold {count:,} inputs of shape {each}: draw fewer"
+        ) from None
 
 
 def check_length(n_ctx: Any) -> None:

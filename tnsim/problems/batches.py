@@ -15,7 +15,7 @@ import numpy as np
 
 from tnsim.engine.budget import Budget
 from tnsim.engine.ir.dtypes import ITEM_BYTES
-from tnsim.errors import ModelError, TooLarge
+from tnsim.errors import TooLarge
 from tnsim.metrics.points import Points, WeightedPoints
 from tnsim.models.functions import ALONE, Function, outputs_of
 from tnsim.models.model import Model
@@ -137,11 +137,6 @@ def in_batches(points: Points, start: int, stop: int, size: int) -> Iterator[Wei
     for first in range(start, stop, size):
         last = min(first + size, stop)
         inputs, log_weights = points.block(first, last)
-        if not points.continuations and not len(inputs) == len(log_weights) == last - first:
-            raise ModelError(
-                f"points {first} to {last - 1} of a measure were asked for, and its block has "
-                f"{len(inputs)} inputs and {len(log_weights)} weights"
-            )
         missing = size - (last - first)
         if missing:
             inputs = np.concatenate([inputs, np.repeat(inputs[-1:], missing, axis=0)])

@@ -7,6 +7,7 @@ added up with what rounding leaves out of every sum.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from typing import Any
 
@@ -19,6 +20,8 @@ from tnsim.scaled import exponents_of, library, shifted
 
 _MORE_BITS = 31
 """Bits beyond those of a float to which products are computed."""
+_BLOCK = 1024
+"""Rows and columns of a product in NumPy that are computed at once."""
 
 
 def exact_product(a: Any, b: Any) -> tuple[Any, Any]:
@@ -43,13 +46,27 @@ def exact_product(a: Any, b: Any) -> tuple[Any, Any]:
         Ozaki, Ogita, Oishi and Rump, Error-free transformations of matrix multiplication, 2012.
     """
     if library(a, b) is np:
-        return _sliced_product(a, b)
+        return _in_blocks(a, b)
     with jax.default_matmul_precision("highest"):
         known, rest = _sliced_product(*map(jax.lax.stop_gradient, (a, b)))
         # Slices have no derivative of use; that of the plain product cancels no further than
         # products of rounded numbers do.
         plain = a @ b
     return plain + jax.lax.stop_gradient(known - plain), rest
+
+
+def _in_blocks(a: Any, b: Any) -> tuple[Any, Any]:
+    """The product by blocks of its rows and columns, whose slices take little memory: no bit of a
+    product depends on other rows and columns."""
+    shape = len(a), b.shape[1]
+    if max(shape) <= _BLOCK:
+        return _sliced_product(a, b)
+    product, rest = np.empty(shape, a.dtype), np.empty(shape, a.dtype)
+    starts = (range(0, size, _BLOCK) for size in shape)
+    for row, column in itertools.product(*starts):
+        rows, columns = slice(row, row + _BLOCK), slice(column, column + _BLOCK)
+        product[rows, columns], rest[rows, columns] = _sliced_product(a[rows], b[:, columns])
+    return product, rest
 
 
 def _sliced_product(a: Any, b: Any) -> tuple[Any, Any]:

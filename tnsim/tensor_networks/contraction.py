@@ -333,7 +333,7 @@ class Expression:
         if not is_scaled and self._may_underflow(exponents):
             # An overflow shows in the result; an underflow on the way does not.
             is_scaled, leaves = True, {name: _scaled_leaf(leaf) for name, leaf in leaves.items()}
-        with execution.precision(), np.errstate(over="ignore", invalid="ignore"):
+        with execution.precision():
             value, exponent = self._sum_on_host(leaves, is_scaled)
             finished = self._finished_value(value, exponent)
         is_lost = not self.strip_exponent and beyond_float(finished, value)

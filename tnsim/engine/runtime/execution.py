@@ -230,12 +230,13 @@ def exponent_of(result: Result, combination: Mapping[str, float]) -> Any:
 
 @contextlib.contextmanager
 def precision() -> Iterator[None]:
-    """The JAX settings under which plans run: 64-bit types, full matmuls, usual promotion of types.
+    """The settings under which plans run: 64-bit types, full matmuls, usual promotion of types.
 
-    The settings hold inside the `with` block only, never globally.
+    The settings hold inside the `with` block only, never globally. What leaves the range of floats
+    is told by the result, and not by warnings of NumPy besides.
     """
     exact = jax.enable_x64(True), jax.default_matmul_precision("highest")
-    with exact[0], exact[1], jax.numpy_dtype_promotion("standard"):
+    with exact[0], exact[1], jax.numpy_dtype_promotion("standard"), np.errstate(all="ignore"):
         yield
 
 
