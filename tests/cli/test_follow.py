@@ -193,7 +193,7 @@ def test_a_checkpoint_that_goes_while_it_is_read(tmp_path, rng, monkeypatch, run
 def test_a_checkpoint_that_is_rewritten_slowly(tmp_path, rng, monkeypatch, run):
     """Without it the store is read as it was before it came, and still holds what it was."""
     out, last = tmp_path / "out", run / "step_010.safetensors"
-    whole = lambda: saved(rng, tmp_path, 10).replace(last)  # noqa: E731
+    whole = lambda: saved(rng, tmp_path, 10)[0].replace(last)  # noqa: E731
     half = lambda: last.write_bytes(last.read_bytes()[:100])  # noqa: E731
     saved(rng, run, 0)
     Training(monkeypatch, None, whole, None, half, None, None, whole, None, None, None)
