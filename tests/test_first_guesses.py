@@ -481,6 +481,7 @@ def softmax_attention():
     return Module(lambda m, x: m.attend(x, x, x, need_weights=False)[0], attend=attend)
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("build", [recurrent, pooled, softmax_attention])
 def test_a_metric_says_how_long_sequences_are(build):
     """Of a batch of vectors such a module makes a sequence, which is no batch."""

@@ -321,6 +321,7 @@ def test_a_metric_from_outside(rng):
     assert_close(result.similarity[0, 1], value)
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("name", ["tree", "closure", "frobenius", "categorical"])
 def test_a_name_stands_for_a_metric_in_every_verb(name, rng):
     a, b = models = [tnsim.Model([bilinear(rng, 3, 4, 2), bilinear(rng, 2, 2, 2)]) for _ in "ab"]

@@ -208,6 +208,7 @@ def test_autocast_rounds_no_weight():
     assert values[0] == values[1] and (slopes[0] == slopes[1]).all()
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("inputs", [None, np.eye(2)])
 def test_a_default_device_without_numbers_is_not_that_of_a_module(inputs):
     net, goal = Net(), Net()
@@ -534,6 +535,7 @@ def test_a_module_beside_a_fixed_model_a_path_and_a_function(tmp_path):
     assert_close(3 * net[1].weight.grad, one, scale=LARGEST, rtol=1e-6, limited_by="float32")
 
 
+@pytest.mark.slow
 def test_models_of_two_activations_with_a_linear_layer_between_run_on_the_inputs_of_their_estimate():
     """Why there is no exact number is asked of weights that require grad too."""
     net = nn.Sequential(

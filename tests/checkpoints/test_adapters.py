@@ -71,8 +71,8 @@ def loaded(folder, net):
 
 
 SETTINGS = {
-    "plain": {"target_modules": ["0", "2", "4"]},
     "rslora": {"target_modules": ["0", "4"], "use_rslora": True},
+    "plain": {"target_modules": ["0", "2", "4"]},
     "patterns": {
         "target_modules": ["0", "2", "4"],
         "rank_pattern": {"2": 2, "^4": 1},
@@ -85,6 +85,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.sampled(quick=2)
 @pytest.mark.parametrize("case", SETTINGS)
 def test_adapters_of_a_plain_module(case, tmp_path, rng):
     """A module, its file and its parts by name are the network that PEFT runs."""

@@ -316,6 +316,7 @@ def test_functions_of_entries_in_place_are_refused(rng):
         tnsim.from_function(clipped, weights(rng), np.zeros((2, WIDTH)))
 
 
+@pytest.mark.slow
 def test_keys_beside_the_weights_go_to_the_function(rng):
     """Ended in JAX's TypeError, as in states of flax.nnx that hold generators."""
     x, params = np.zeros((2, WIDTH)), weights(rng)

@@ -69,6 +69,7 @@ def test_runs_of_folders_are_in_order(folders, run):
         assert_close(found.similarity[0, 1], tnsim.similarity(*folders, DATA), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_change_of_a_run_of_folders(folders, run):
     wanted = tnsim.change(*folders, DATA)
     score = tnsim.change(*folders, of=lambda net: net(torch.tensor([[1, 2]])).logits.sum())

@@ -181,6 +181,7 @@ def test_what_is_compiled_inside_of_a_module_is_looked_through(tmp_path):
     assert tnsim.similarity(tnsim.load(tmp_path / "model.pt", module), plain) == 1
 
 
+@pytest.mark.slow
 def test_blocks_of_the_default_compiler_are_run_as_they_are(tmp_path):
     """Their machine code took the inputs of a trace for numbers, which ended the process."""
     plain = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))

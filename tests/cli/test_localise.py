@@ -70,6 +70,7 @@ def test_the_changes_of_a_run(tmp_path):
     refusal("change", *files, *TOKENS, "--swaps", said="--swaps shows one change")
 
 
+@pytest.mark.slow
 def test_a_result_prints_what_the_command_says(tmp_path, rng):
     files = [tmp_path / f"{name}.safetensors" for name in "abc"]
     models = [tnsim.Model([tnsim.Residual(bilinear(rng, 3, 4, 3))]) for _ in files]

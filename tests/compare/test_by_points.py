@@ -325,6 +325,7 @@ def test_batches_follow_the_budget(name, dtype, rng, monkeypatch):
         tnsim.similarity(*models, metric, dtype=dtype, budget=tnsim.Budget(memory_bytes=least / 2))
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_batches_of_functions_follow_their_outputs(dtype, rng):
     """Logits are larger than all else; functions of NumPy, whose allocations Python counts."""

@@ -411,7 +411,7 @@ def test_changes_of_similarity_in_float32(rng):
     assert_close(one.share, exact.share, scale=LARGEST, rtol=1e-3, limited_by="float32")
 
 
-@pytest.mark.sampled(quick=2)
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize(
     "name, size", [("gaussian", 1e-6), ("gaussian", 1e-4), ("empirical", 1e-9), ("empirical", 1e-6)]
 )

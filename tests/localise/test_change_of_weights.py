@@ -204,6 +204,7 @@ def test_networks_of_16_bits_are_those_of_their_weights(pair, dtype):
     assert_close(found.total, wanted.total, rtol=1e-12)
 
 
+@pytest.mark.sampled(quick=2)
 @pytest.mark.parametrize(
     "mode", [torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16), torch.no_grad]
 )
