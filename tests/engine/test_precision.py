@@ -384,6 +384,20 @@ def test_an_ordinary_model_is_not_told_to_cancel(rng, cosines):
         assert cosines[-1].error < 1e-4
 
 
+def test_ordinary_residual_layers_are_in_the_range_of_float32(rng):
+    """Units that grew with each skip of 1 took six of them beyond it: they were refused as NaN."""
+    layers = [tnsim.Residual(bilinear(rng, 4, 4, 4, True)) for _ in range(12)]
+    a, b = tnsim.Model(layers[:6]), tnsim.Model(layers[6:])
+    for metric in (tnsim.TreeSymmetric(), tnsim.Frobenius(), CLOSURE):
+        assert_close(
+            tnsim.similarity(a, b, metric, dtype="float32"),
+            tnsim.similarity(a, b, metric),
+            scale=1.0,
+            rtol=1e-4,
+            limited_by="float32",
+        )
+
+
 def with_cancelling_units(rng, model, size):
     """The same function with two hidden units more in each layer, which nearly undo each other."""
     layers = []
