@@ -58,7 +58,7 @@ def cosines(monkeypatch):
     """Every cosine with its error bound, as it is about to be clipped."""
     seen = []
     clipped = precision.clipped
-    monkeypatch.setattr(precision, "clipped", lambda x: (seen.append(x), clipped(x))[1])
+    monkeypatch.setattr(precision, "clipped", lambda x, *y: (seen.append(x), clipped(x, *y))[1])
     return seen
 
 
@@ -282,9 +282,12 @@ def test_pairs_without_digits_are_named(rng):
 
 
 def test_a_cosine_beyond_its_error_bound_is_our_error():
-    assert precision.clipped(Cosine(np.array(1 + 1e-9), np.array(1e-8))) == 1
-    with refused(r"1\.011, outside .* please report it", tnsim.TnsimError):
-        precision.clipped(Cosine(np.array([0.5, 1.011]), np.array([1e-9, 1e-3])))
+    assert precision.clipped(Cosine(np.array(1 + 1e-9), np.array(1e-8)), "float64") == 1
+    for dtype, said in (("float64", ""), ("float32", "dtype='float64' or ")):
+        with refused(
+            rf"1\.011, outside .*\(use {said}an equal .* please report it", tnsim.TnsimError
+        ):
+            precision.clipped(Cosine(np.array([0.5, 1.011]), np.array([1e-9, 1e-3])), dtype)
 
 
 def test_products_to_more_bits_are_the_same_in_blocks(rng, monkeypatch):

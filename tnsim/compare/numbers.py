@@ -335,7 +335,7 @@ def cosine(products: InnerProducts, models: Two, request: Request) -> Any:
         values_known = precision.known(cosines, (values["AA"], values["BB"]), arithmetic)
         return values_known.astype(arithmetic.dtype)
     # Within its error bound a value beyond 1 is rounding; further out it is refused, never clipped.
-    clipped = precision.clipped(cosines)
+    clipped = precision.clipped(cosines, arithmetic.dtype)
     precision.report(float(cosines.error.max()), "the cosine", arithmetic)
     warn_of_caveats(_model_caveats(models))
     error = _standard_error(products, cosine_error)

@@ -265,8 +265,12 @@ def lost_half(norm: ScaledSum, dtype: str) -> bool:
     return bool(np.any(np.sqrt(np.finfo(dtype).eps) * norm.size > abs(norm.mantissa)))
 
 
-def clipped(cosines: Cosine) -> Any:
+def clipped(cosines: Cosine, dtype: str) -> Any:
     """The cosines within [-1, 1].
+
+    Args:
+        cosines: Cosines and the bounds of their errors.
+        dtype: Precision of the computation.
 
     Raises:
         TnsimError: A cosine is outside by more than its error bound, against the inequality of
@@ -276,11 +280,12 @@ def clipped(cosines: Cosine) -> Any:
     outside = excess > cosines.error
     if outside.any():
         worst = np.argmax(np.where(outside, excess, -np.inf))
+        wider = "dtype='float64' or " if Arithmetic(1, dtype).advice else ""
         raise TnsimError(
             f"a cosine came out as {np.ravel(cosines.value)[worst]:.6g}, outside [-1, 1] by more "
             f"than its error bound {np.ravel(cosines.error)[worst]:.1g}: hidden units of a model "
-            "nearly cancel one another (use float64, or an equal model in a better basis), or this "
-            "is an error in tnsim, please report it"
+            f"nearly cancel one another (use {wider}an equal model in a better basis), or this is "
+            "an error in tnsim, please report it"
         )
     return np.minimum(np.maximum(cosines.value, -1.0), 1.0)
 
