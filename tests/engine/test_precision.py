@@ -17,10 +17,16 @@ from refusals import LOST, refused
 import tnsim
 from tnsim.engine import precision
 from tnsim.engine.precision import Arithmetic, Cosine
-from tnsim.problems.conditioning import amplification, regauged, without_skew
+from tnsim.problems.conditioning import (
+    _in_one_scale,
+    _principal_axes,
+    amplification,
+    regauged,
+    without_skew,
+)
 from tnsim.problems.exact_products import exact_product
 from tnsim.problems.units import common_units, in_own_basis
-from tnsim.scaled import ScaledSum
+from tnsim.scaled import Scaled, ScaledSum
 
 pytestmark = pytest.mark.usefixtures("diagrams")
 
@@ -267,6 +273,12 @@ def test_an_input_of_output_zero_hides_no_lost_digits(rng):
             rtol=1e-8,
             limited_by="biases of a million",
         )
+
+
+def test_lost_states_have_no_axes():
+    """Twelve layers that lost the states of a few inputs ended in an error of LAPACK."""
+    states = Scaled(np.array([[np.nan, np.nan], [3.0, 3.0]]), np.zeros((2, 1)))
+    assert_close(abs(_principal_axes([_in_one_scale(states)]).axes), np.full((2, 2), 0.5**0.5))
 
 
 @pytest.mark.slow
