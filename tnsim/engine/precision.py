@@ -164,6 +164,23 @@ def check_finite(values: Iterable[Any], metric: str, dtype: str) -> None:
         )
 
 
+def check_terms(sizes: Any, dtype: str) -> None:
+    """Refuse inner products in float32 that are 0 without any term, which no cancellation explains.
+
+    Args:
+        sizes: Sums of absolute terms of the inner products that a result is made of.
+        dtype: Precision of the computation.
+
+    Raises:
+        ResultError: One of them is zero in float32.
+    """
+    if dtype == "float32" and not np.all(sizes):
+        raise ResultError(
+            "the inner product is 0 in float32, without any term: hidden states may be below the "
+            f"range of floats{Arithmetic(1, dtype).advice}"
+        )
+
+
 def check_norm(
     norm: ScaledSum, name: str, has_terms: bool, arithmetic: Arithmetic, centred: bool = False
 ) -> None:
