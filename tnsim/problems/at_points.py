@@ -449,7 +449,7 @@ class _Runner:
 
 
 def _narrowed(array: Any, dtype: str) -> np.ndarray:
-    """An array in a precision; NaN where its largest entry leaves the range, as float64 answers.
+    """An array in a precision; NaN where its largest entry leaves the range, which is refused.
 
     A bias of a stream that is far below 1 may be such an array, and yet count among states as
     small.
