@@ -417,9 +417,11 @@ def test_small_hidden_states_that_large_weights_read(power, rng):
     )
     metric = tnsim.Empirical(rng.normal(size=(9, 3)))
     assert_close(tnsim.inner(*far, metric), tnsim.inner(*near, metric))
-    asked = [(verb, far) for verb in (tnsim.similarity, tnsim.inner, tnsim.log_inner)]
-    for verb, models in (*asked, (tnsim.pairwise, [far])):
-        with refused("in float32.*use dtype='float64'", tnsim.TnsimError):
+    beside = near[0] + far[1], near[1]  # a sum was that of its other part
+    asked = [(tnsim.pairwise, [far]), (tnsim.pairwise, [beside]), (tnsim.similarity, beside)]
+    verbs = tnsim.similarity, tnsim.inner, tnsim.log_inner, tnsim.paths
+    for verb, models in (*asked, *((verb, far) for verb in verbs)):
+        with refused("(in float32|range of floats).*use dtype='float64'", tnsim.TnsimError):
             verb(*models, metric, dtype="float32")
 
 

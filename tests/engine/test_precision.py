@@ -17,10 +17,16 @@ from refusals import LOST, refused
 import tnsim
 from tnsim.engine import precision
 from tnsim.engine.precision import Arithmetic, Cosine
-from tnsim.problems.conditioning import amplification, regauged, without_skew
+from tnsim.problems.conditioning import (
+    _in_one_scale,
+    _principal_axes,
+    amplification,
+    regauged,
+    without_skew,
+)
 from tnsim.problems.exact_products import exact_product
 from tnsim.problems.units import common_units, in_own_basis
-from tnsim.scaled import ScaledSum
+from tnsim.scaled import Scaled, ScaledSum
 
 pytestmark = pytest.mark.usefixtures("diagrams")
 
@@ -58,7 +64,7 @@ def cosines(monkeypatch):
     """Every cosine with its error bound, as it is about to be clipped."""
     seen = []
     clipped = precision.clipped
-    monkeypatch.setattr(precision, "clipped", lambda x: (seen.append(x), clipped(x))[1])
+    monkeypatch.setattr(precision, "clipped", lambda x, *y: (seen.append(x), clipped(x, *y))[1])
     return seen
 
 
@@ -269,6 +275,12 @@ def test_an_input_of_output_zero_hides_no_lost_digits(rng):
         )
 
 
+def test_lost_states_have_no_axes():
+    """Twelve layers that lost the states of a few inputs ended in an error of LAPACK."""
+    states = Scaled(np.array([[np.nan, np.nan], [3.0, 3.0]]), np.zeros((2, 1)))
+    assert_close(abs(_principal_axes([_in_one_scale(states)]).axes), np.full((2, 2), 0.5**0.5))
+
+
 @pytest.mark.slow
 def test_pairs_without_digits_are_named(rng):
     def ask(one, two):
@@ -282,9 +294,12 @@ def test_pairs_without_digits_are_named(rng):
 
 
 def test_a_cosine_beyond_its_error_bound_is_our_error():
-    assert precision.clipped(Cosine(np.array(1 + 1e-9), np.array(1e-8))) == 1
-    with refused(r"1\.011, outside .* please report it", tnsim.TnsimError):
-        precision.clipped(Cosine(np.array([0.5, 1.011]), np.array([1e-9, 1e-3])))
+    assert precision.clipped(Cosine(np.array(1 + 1e-9), np.array(1e-8)), "float64") == 1
+    for dtype, said in (("float64", ""), ("float32", "dtype='float64' or ")):
+        with refused(
+            rf"1\.011, outside .*\(use {said}an equal .* please report it", tnsim.TnsimError
+        ):
+            precision.clipped(Cosine(np.array([0.5, 1.011]), np.array([1e-9, 1e-3])), dtype)
 
 
 def test_products_to_more_bits_are_the_same_in_blocks(rng, monkeypatch):
@@ -382,6 +397,20 @@ def test_an_ordinary_model_is_not_told_to_cancel(rng, cosines):
         a, b = skewed(rng, 1)
         tnsim.similarity(a, b, CLOSURE, dtype="float32")
         assert cosines[-1].error < 1e-4
+
+
+def test_ordinary_residual_layers_are_in_the_range_of_float32(rng):
+    """Units that grew with each skip of 1 took six of them beyond it: they were refused as NaN."""
+    layers = [tnsim.Residual(bilinear(rng, 4, 4, 4, True)) for _ in range(12)]
+    a, b = tnsim.Model(layers[:6]), tnsim.Model(layers[6:])
+    for metric in (tnsim.TreeSymmetric(), tnsim.Frobenius(), CLOSURE):
+        assert_close(
+            tnsim.similarity(a, b, metric, dtype="float32"),
+            tnsim.similarity(a, b, metric),
+            scale=1.0,
+            rtol=1e-4,
+            limited_by="float32",
+        )
 
 
 def with_cancelling_units(rng, model, size):

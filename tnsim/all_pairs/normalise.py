@@ -76,7 +76,7 @@ def tile_arrays(
     errors = []
     for name, asked in _asked(products, bra, ket):
         cosines = precision.cosine(asked["AB"], asked["AA"], asked["BB"], arithmetic)
-        arrays[name] = precision.clipped(cosines)
+        arrays[name] = precision.clipped(cosines, arithmetic.dtype)
         errors.append(cosines.error.reshape(*same.shape, -1).max(axis=-1))
     for array in arrays.values():
         # A model with itself: cosine and sign are 1, without the rounding of the computation.

@@ -160,7 +160,7 @@ def _estimated_cosine(sums: Sums, arithmetic: Arithmetic) -> tuple[float, float]
     cosines = precision.cosine(at_points.total(sums.products), *norms, arithmetic)
     errors = cosine_error(sums)
     assert errors is not None  # samples are drawn
-    return float(precision.clipped(cosines)[0, 0]), float(errors[0, 0])
+    return float(precision.clipped(cosines, arithmetic.dtype)[0, 0]), float(errors[0, 0])
 
 
 def _drawn_points(metric: Expectation, reading: Reading, samples: int, seed: int) -> Points:

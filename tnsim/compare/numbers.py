@@ -33,7 +33,7 @@ from jaxtyping import Bool, Float
 from tnsim.compare.request import InnerProducts, Request, Two, highest_degree, is_exact, parts
 from tnsim.engine import precision
 from tnsim.engine.precision import Arithmetic
-from tnsim.errors import ResultError, TnsimError
+from tnsim.errors import TnsimError
 from tnsim.metrics.protocol import Metric
 from tnsim.models.model import AnyModel, caveats, terms
 from tnsim.models.origin import warn_of_caveats
@@ -335,7 +335,7 @@ def cosine(products: InnerProducts, models: Two, request: Request) -> Any:
         values_known = precision.known(cosines, (values["AA"], values["BB"]), arithmetic)
         return values_known.astype(arithmetic.dtype)
     # Within its error bound a value beyond 1 is rounding; further out it is refused, never clipped.
-    clipped = precision.clipped(cosines)
+    clipped = precision.clipped(cosines, arithmetic.dtype)
     precision.report(float(cosines.error.max()), "the cosine", arithmetic)
     warn_of_caveats(_model_caveats(models))
     error = _standard_error(products, cosine_error)
@@ -410,11 +410,7 @@ def _report_rounding(products: InnerProducts, models: Two, request: Request) -> 
     warn_of_caveats(_model_caveats(models))
     arithmetic = Arithmetic(highest_degree(models), products.dtype)
     if product.mantissa == 0:
-        if product.size == 0 and products.dtype == "float32":
-            raise ResultError(
-                "the inner product is 0 in float32, without any term: hidden states may be below "
-                f"the range of floats{arithmetic.advice}"
-            )
+        precision.check_terms(product.size, products.dtype)
         return
     if "AA" not in values:
         # Relative to the product itself, as no norm is known: |error| <= u size.

@@ -164,6 +164,23 @@ def check_finite(values: Iterable[Any], metric: str, dtype: str) -> None:
         )
 
 
+def check_terms(sizes: Any, dtype: str) -> None:
+    """Refuse inner products in float32 that are 0 without any term, which no cancellation explains.
+
+    Args:
+        sizes: Sums of absolute terms of the inner products that a result is made of.
+        dtype: Precision of the computation.
+
+    Raises:
+        ResultError: One of them is zero in float32.
+    """
+    if dtype == "float32" and not np.all(sizes):
+        raise ResultError(
+            "the inner product is 0 in float32, without any term: hidden states may be below the "
+            f"range of floats{Arithmetic(1, dtype).advice}"
+        )
+
+
 def check_norm(
     norm: ScaledSum, name: str, has_terms: bool, arithmetic: Arithmetic, centred: bool = False
 ) -> None:
@@ -265,8 +282,12 @@ def lost_half(norm: ScaledSum, dtype: str) -> bool:
     return bool(np.any(np.sqrt(np.finfo(dtype).eps) * norm.size > abs(norm.mantissa)))
 
 
-def clipped(cosines: Cosine) -> Any:
+def clipped(cosines: Cosine, dtype: str) -> Any:
     """The cosines within [-1, 1].
+
+    Args:
+        cosines: Cosines and the bounds of their errors.
+        dtype: Precision of the computation.
 
     Raises:
         TnsimError: A cosine is outside by more than its error bound, against the inequality of
@@ -276,11 +297,12 @@ def clipped(cosines: Cosine) -> Any:
     outside = excess > cosines.error
     if outside.any():
         worst = np.argmax(np.where(outside, excess, -np.inf))
+        wider = "dtype='float64' or " if Arithmetic(1, dtype).advice else ""
         raise TnsimError(
             f"a cosine came out as {np.ravel(cosines.value)[worst]:.6g}, outside [-1, 1] by more "
             f"than its error bound {np.ravel(cosines.error)[worst]:.1g}: hidden units of a model "
-            "nearly cancel one another (use float64, or an equal model in a better basis), or this "
-            "is an error in tnsim, please report it"
+            f"nearly cancel one another (use {wider}an equal model in a better basis), or this is "
+            "an error in tnsim, please report it"
         )
     return np.minimum(np.maximum(cosines.value, -1.0), 1.0)
 

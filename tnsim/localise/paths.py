@@ -448,6 +448,8 @@ def _compared(a: Model, b: Model | None, setting: Setting, question: _Question) 
         bra = _side(a, parts[0], question)
         ket = bra if len(both) == 1 else _side(both[1], parts[1], question)
         inner = gram(bra.models, None if ket is bra else ket.models, setting)
+        for axis in (0, 1):  # a model that is zero with all others has lost its states
+            precision.check_terms(abs(inner.values).max(axis=axis), dtype)
         error = _error_of_shares(bra, ket, inner, setting, degree)
     precision.report(error, "a share of a path", Arithmetic(degree, dtype))
     # Inner products are bilinear, so those of paths are the signed sums on both sides.

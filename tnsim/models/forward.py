@@ -683,8 +683,8 @@ def _normalised_state(state: State, demands: Ahead, counts: tuple[int, ...] | No
     each level.
 
     Products of small coordinates alone, which large weights read, may leave the range of floats
-    before their sum is normalised. Where their digits end there, the state is NaN: float64 answers
-    in the place of float32, and a trace refuses the number. So is a state of float32 that vanishes
+    before their sum is normalised. Where their digits end there, the state is NaN, which
+    a result refuses. So is a state of float32 that vanishes
     beside the constant, as a later layer may enlarge it.
     """
     values, exponent = state

@@ -239,9 +239,11 @@ def _measured_shifts(
     step = nearest_unit(sizes.max() if shared else sizes)
     if isinstance(layer, Residual):
         # On lifted states a skip of c in the new units adds c to the constant, and c - 1 is taken
-        # off again (`problems.tensors.lifted`). So c stays below 1, at the price of a unit that may
-        # be too large.
-        step = larger(step, _STEP * library(step).ceil(exponents_of(layer.skip) / _STEP))
+        # off again (`problems.tensors.lifted`). So c stays below 2, at the price of a unit that may
+        # be too large. A skip of 1 is below: units that grew by a step over each of its layers
+        # took states of size 1 beyond the range of float32 from five layers on.
+        skip = exponents_of(layer.skip) - 1
+        step = larger(step, _STEP * library(step).ceil(skip / _STEP))
     unit, reached = _one_if_equal(unit + step), reached.in_units(step)
     if isinstance(layer, Residual):  # all its outputs share a unit
         return _shifts(layer, {"skip": -step, "scale": -step}), unit, reached

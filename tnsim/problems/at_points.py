@@ -449,7 +449,7 @@ class _Runner:
 
 
 def _narrowed(array: Any, dtype: str) -> np.ndarray:
-    """An array in a precision; NaN where its largest entry leaves the range, as float64 answers.
+    """An array in a precision; NaN where its largest entry leaves the range, which is refused.
 
     A bias of a stream that is far below 1 may be such an array, and yet count among states as
     small.
@@ -548,6 +548,11 @@ def _sum_vector(terms: Terms, vectors: dict[int, Vector], dtype: str) -> Vector:
         )
     lengths = np.stack([vector.lengths for vector in own])
     sizes = (abs(factors)[:, None] * lengths).sum(axis=0)
+    present = lengths.reshape(len(own), -1).any(axis=1)
+    if dtype == "float32" and present.any() and not present.all():
+        # A part that vanishes at all points beside another may have left the range of floats, as
+        # hidden states of 2^-80 do. Nothing else shows it: the sum would be that of the others.
+        values = values * np.float32(np.nan)
     if len(own) == 1:
         return Vector(values, exponent, sizes, sizes)
     by_group = _squares if library(values) is np else _compiled_squares

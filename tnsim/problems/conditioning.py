@@ -429,9 +429,11 @@ def _in_one_scale(states: State) -> Any:
     """States as numbers of one scale, the largest no more than `2 ** _LARGEST` times the median.
 
     In a deep model few inputs have by far the largest states, which would be all that is seen.
+    States that a forward pass has lost (`forward.states`) are seen no more than those of zeros.
     """
     values, exponents = states
     xp = library(values, exponents)
+    values = xp.where(xp.isnan(values), 0.0, values)
     median = xp.sort(exponents.ravel())[exponents.size // 2]
     return values * xp.exp2(xp.minimum(exponents - median, _LARGEST))
 
