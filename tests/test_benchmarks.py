@@ -1,5 +1,6 @@
-"""The script of the engine's table runs, on whatever JAX finds, and its table is readable."""
+"""Scripts that a reader may run: the engine's table on whatever JAX finds, and the attack on the numbers."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -7,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-RUN = Path(__file__).parents[1] / "benchmarks" / "run.py"
+ROOT = Path(__file__).parents[1]
+RUN = ROOT / "benchmarks" / "run.py"
 ROW = "tiny: depth 2, d=8, a cosine, float32"
 
 
@@ -25,3 +27,18 @@ def test_a_row_is_measured_in_halves_and_tabulated(tmp_path):
         [*command, "--rows", "tiny", "--missing"], check=True, capture_output=True
     )
     assert not again.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("metric", ["frobenius", "tree", "symmetric", "closure", "gaussian"])
+def test_the_attack_on_numbers_has_an_oracle_of_every_metric(metric):
+    spec = importlib.util.spec_from_file_location("cosines", ROOT / "scripts/attack/cosines.py")
+    attack = sys.modules["cosines"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(attack)
+    kinds = [name for name, kind in attack.KINDS.items() if metric in kind.depths]
+    for kind in (kinds[1], kinds[-1]):
+        with attack.interpreted():
+            counted = [
+                name for _, name, _ in attack.outcomes(attack.Case(kind, metric, "plain", 0))
+            ]
+        assert counted and not {*counted} & {*attack.ERRORS}

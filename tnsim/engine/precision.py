@@ -196,7 +196,8 @@ def check_norm(
     Raises:
         ModelError: The model is the zero function, or a difference of equal functions; or, without
             its mean, a constant.
-        ResultError: The norm of a plain model is not zero, but cancellation leaves it no digit.
+        ResultError: The norm of a plain model is not zero, but cancellation leaves it no digit; or
+            float32 does not tell.
     """
     rounding = min(arithmetic.rounding, USELESS)
     vanishes = norm.mantissa <= rounding * norm.size
@@ -206,6 +207,11 @@ def check_norm(
     where = ""
     if np.ndim(norm.mantissa):
         where = f" in output {', '.join(map(str, zero[:8]))}"
+    if arithmetic.dtype == "float32":  # of which float64 may leave something
+        raise ResultError(
+            f"the squared norm of {name} has no digits left{where} in float32: its terms cancel, "
+            f"or hidden states are below the range of floats{arithmetic.advice}"
+        )
     if centred and (has_terms or not np.any(np.asarray(norm.mantissa)[vanishes])):
         raise ModelError(
             f"{name} is constant to within rounding{where}: centred=True leaves nothing of it, and "
@@ -214,21 +220,16 @@ def check_norm(
     if has_terms:
         raise ModelError(
             f"{name} is a difference of models that are the same function to within rounding"
-            f"{where}: its cosine is undefined{arithmetic.advice}"
+            f"{where}: its cosine is undefined"
         )
     if np.any(np.asarray(norm.mantissa)[vanishes]):
-        wider = "dtype='float64', " if arithmetic.advice else ""
         raise ResultError(
             f"the squared norm of {name} has no digits left{where}: its contributions cancel, and "
             "it is no larger than their rounding. The model may be "
-            f"{'constant' if centred else 'the zero function'}; if it is not, use {wider}fewer "
-            "layers, or GaussianClosure()"
+            f"{'constant' if centred else 'the zero function'}; if it is not, use fewer layers, or "
+            "GaussianClosure()"
         )
-    narrow = " in float32" if arithmetic.dtype == "float32" else ""  # whose range may have ended
-    raise ModelError(
-        f"{name} is the zero function{narrow}{where}: its cosine with anything is undefined"
-        f"{arithmetic.advice}"
-    )
+    raise ModelError(f"{name} is the zero function{where}: its cosine with anything is undefined")
 
 
 def known(cosines: Cosine, norms: Sequence[ScaledSum], arithmetic: Arithmetic) -> Any:
