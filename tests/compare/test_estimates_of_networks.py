@@ -129,6 +129,16 @@ def test_all_pairs_are_those_of_two(rng, tmp_path):
     assert_close(again.similarity.values, exact.similarity.values, scale=1.0, rtol=0)
 
 
+def test_means_of_polynomials_in_an_estimated_run_are_estimated(rng):
+    """Exact means of deep polynomials may take minutes where the run takes a second."""
+    square = tnsim.Model([tnsim.Bilinear(*rng.normal(size=(2, 3, 2)), rng.normal(size=(3, 3)))])
+    metric, given = tnsim.Gaussian(samples=SAMPLES), (deep(rng), square)
+    value = tnsim.similarity(*given, metric, centred=True)
+    for sides in ((given, None), (given[:1], given[1:])):
+        found = tnsim.pairwise(sides[0], metric, other=sides[1], centred=True)
+        assert_close(found.similarity[0, -1], value, scale=1.0)
+
+
 @pytest.mark.parametrize("plain", [False, True])
 @pytest.mark.parametrize("activation", ["elu", "jump_relu(0.5)"])
 def test_gates_without_a_kernel_are_estimated(rng, activation, plain):
