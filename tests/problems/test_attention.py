@@ -41,6 +41,20 @@ def test_one_nonlinear_layer_is_exact(layers, form):
     assert tnsim.inner(a, b, metric).exact
 
 
+@pytest.mark.parametrize("legs", [2, 3])
+def test_attention_beside_products(legs, rng):
+    a = tnsim.Model([attention(rng, D, 1, 2, 1, 2, True)], n_ctx=2)
+    rows = [rng.normal(size=(3, D)) for _ in range(legs)]
+    b = tnsim.Model([tnsim.Multilinear(rows, rng.normal(size=(2, 3)))], n_ctx=2)
+    metric = tnsim.Gaussian(*inputs(rng, 2, D)["full"])
+    value = tnsim.similarity(a, b, metric)
+    pairs = (a, b), (a, a), (b, b)
+    cross, one, two = (expected_products(*pair, metric).sum() for pair in pairs)
+    assert value.exact
+    assert_close(value, cross / np.sqrt(one * two), scale=1.0)
+    assert_close(tnsim.pairwise([a, b], metric).similarity[0, 1], value, scale=1.0)
+
+
 @pytest.mark.slow
 def test_three_positions():
     a, b = (
@@ -205,7 +219,9 @@ def test_what_cannot_be_compared_says_so():
     rng = generator(0)
     mixed = tnsim.Model([bilinear(rng, 2, 3, 3)], n_ctx=2)
     with refused("attention layer of one model meets a bilinear layer"):
-        tnsim.inner(a, mixed)
+        tnsim.inner(a, mixed, tnsim.GaussianClosure())
+    with refused("tensors of one order, but the models have degrees 5 and 2"):
+        tnsim.inner(a, mixed, tnsim.Symmetric())
     with refused("4 rows, which 3 heads do not divide"):
         tnsim.Attention(*[np.ones((4, 2))] * 4, np.ones((3, 2)), np.ones((2, 3)), 3)
     with refused("heads of even width and a base above 0, found 3"):

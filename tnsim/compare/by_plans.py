@@ -58,7 +58,7 @@ from tnsim.problems.base import Family, by_side, model_weights
 from tnsim.problems.diagrams import tree
 from tnsim.problems.families import choose
 from tnsim.problems.polynomial_space import mean_output
-from tnsim.problems.tensors.kinds import kinds, need_constant, nonlinear
+from tnsim.problems.tensors.kinds import joined_levels, kinds, need_constant
 from tnsim.problems.units import common_units
 from tnsim.problems.whole_tree import MAX_LEGS
 from tnsim.scaled import (
@@ -105,7 +105,7 @@ class Contractions:
         question = self.question
         a, b = question.models[0], question.models[-1]
         several = [kinds(a), kinds(b)]
-        if not joins_whole_trees(type(question.metric), nonlinear(*several)):
+        if not joins_whole_trees(type(question.metric), joined_levels(*several)):
             return 0.0
         trees = dict(zip(SIDES, map(tree, several), strict=True))
         lifted = a.n_ctx is not None or need_constant(several)
