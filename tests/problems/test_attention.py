@@ -18,6 +18,8 @@ from sequence_oracles import attention, dense_tree_product, linear_attention
 from test_exactness import check
 
 import tnsim
+from tnsim.compare.by_plans import Contractions
+from tnsim.compare.request import ALL, Question
 
 
 @pytest.mark.parametrize("mask", ["causal", "none"])
@@ -53,6 +55,20 @@ def test_attention_beside_products(legs, rng):
     assert value.exact
     assert_close(value, cross / np.sqrt(one * two), scale=1.0)
     assert_close(tnsim.pairwise([a, b], metric).similarity[0, 1], value, scale=1.0)
+
+
+def test_every_pair_of_a_sum_decides_about_its_route(rng):
+    """A plan of the first and the last model says nothing of a model between that has none."""
+    deep = [attention(rng, 2, 1, 2, 1, 2), attention(rng, 2, 1, 2, 1, 2)]
+    square, two, line = (
+        tnsim.Model(layers, n_ctx=1)
+        for layers in ([bilinear(rng, 2, 1, 2)], deep, [linear(rng, 2, 2)])
+    )
+    question = Question((square, two, line), tnsim.Gaussian(), ALL, False, "float64")
+    with refused("joins the legs of whole models", tnsim.TooLarge):
+        Contractions(question).estimate()
+    value = tnsim.similarity(two + line, square)
+    assert_close(tnsim.similarity(square, two + line), value, scale=1.0)
 
 
 @pytest.mark.slow
