@@ -264,6 +264,14 @@ def test_deep_models_never_leave_the_range_of_floats(scale, rng):
     assert_close(tnsim.similarity(biased, biased, tnsim.Empirical(scale * x)), 1.0)
 
 
+@pytest.mark.parametrize("name, far", [("gelu", 300.0), ("gelu", -37.5), ("sigmoid", -700.0)])
+def test_an_activation_reads_inputs_as_they_are_and_ends_in_zero(name, far):
+    model = tnsim.Model([tnsim.Elementwise(name, 1), tnsim.Linear([[3.0]])])
+    inputs = np.array([[far], [1.0]])
+    square = (model(inputs) ** 2).mean()
+    assert_close(tnsim.inner(model, model, tnsim.Empirical(inputs)), square, rtol=1e-14)
+
+
 @pytest.mark.slow
 def test_batches_and_compiled_passes_change_nothing(rng, monkeypatch):
     a, b = language_model(rng), language_model(rng)

@@ -129,14 +129,31 @@ def test_all_pairs_are_those_of_two(rng, tmp_path):
     assert_close(again.similarity.values, exact.similarity.values, scale=1.0, rtol=0)
 
 
+def test_means_of_polynomials_in_an_estimated_run_are_estimated(rng):
+    """Exact means of deep polynomials may take minutes where the run takes a second."""
+    square = tnsim.Model([tnsim.Bilinear(*rng.normal(size=(2, 3, 2)), rng.normal(size=(3, 3)))])
+    metric, given = tnsim.Gaussian(samples=SAMPLES), (deep(rng), square)
+    value = tnsim.similarity(*given, metric, centred=True)
+    for sides in ((given, None), (given[:1], given[1:])):
+        found = tnsim.pairwise(sides[0], metric, other=sides[1], centred=True)
+        assert_close(found.similarity[0, -1], value, scale=1.0)
+
+
+@pytest.mark.parametrize("plain", [False, True])
 @pytest.mark.parametrize("activation", ["elu", "jump_relu(0.5)"])
-def test_gates_without_a_kernel_are_estimated(rng, activation):
-    """Of these no series of a kernel has a bound; the layer is read, and its numbers are estimates."""
+def test_gates_without_a_kernel_are_estimated(rng, activation, plain):
+    """Of these no series of a kernel has a bound; the layer is read, and its numbers are estimates.
+
+    Plain units of such an activation have a kernel, but not beside gated ones.
+    """
     mean, cov = np.array([0.3, -0.2]), np.array([[1.0, 0.4], [0.4, 0.7]])
     models = [
-        tnsim.Model([tnsim.Gated(*rng.normal(size=(2, 4, 2)), rng.normal(size=(3, 4)), activation)])
-        for _ in range(2)
+        tnsim.Model([tnsim.Gated(*rng.normal(size=(2, 4, 2)), rng.normal(size=(3, 4)), f)])
+        for f in ("silu" if plain else activation, activation)
     ]
+    if plain:
+        layers = tnsim.Linear(rng.normal(size=(3, 2))), tnsim.Elementwise(activation)
+        models[1] = tnsim.Model(layers)
     x, weights = grid(mean, cov)
     one, two = (np.asarray(model(x)) for model in models)
     products = [weights @ (f * g).sum(1) for f, g in ((one, two), (one, one), (two, two))]

@@ -18,6 +18,8 @@ from sequence_oracles import attention, dense_tree_product, linear_attention
 from test_exactness import check
 
 import tnsim
+from tnsim.compare.by_plans import Contractions
+from tnsim.compare.request import ALL, Question
 
 
 @pytest.mark.parametrize("mask", ["causal", "none"])
@@ -39,6 +41,34 @@ def test_one_nonlinear_layer_is_exact(layers, form):
     metric = tnsim.Gaussian(*inputs(generator(3), 2, D)[form])
     check(a, b, metric, lambda x, y: expected_products(x, y, metric))
     assert tnsim.inner(a, b, metric).exact
+
+
+@pytest.mark.parametrize("legs", [2, 3])
+def test_attention_beside_products(legs, rng):
+    a = tnsim.Model([attention(rng, D, 1, 2, 1, 2, True)], n_ctx=2)
+    rows = [rng.normal(size=(3, D)) for _ in range(legs)]
+    b = tnsim.Model([tnsim.Multilinear(rows, rng.normal(size=(2, 3)))], n_ctx=2)
+    metric = tnsim.Gaussian(*inputs(rng, 2, D)["full"])
+    value = tnsim.similarity(a, b, metric)
+    pairs = (a, b), (a, a), (b, b)
+    cross, one, two = (expected_products(*pair, metric).sum() for pair in pairs)
+    assert value.exact
+    assert_close(value, cross / np.sqrt(one * two), scale=1.0)
+    assert_close(tnsim.pairwise([a, b], metric).similarity[0, 1], value, scale=1.0)
+
+
+def test_every_pair_of_a_sum_decides_about_its_route(rng):
+    """A plan of the first and the last model says nothing of a model between that has none."""
+    deep = [attention(rng, 2, 1, 2, 1, 2), attention(rng, 2, 1, 2, 1, 2)]
+    square, two, line = (
+        tnsim.Model(layers, n_ctx=1)
+        for layers in ([bilinear(rng, 2, 1, 2)], deep, [linear(rng, 2, 2)])
+    )
+    question = Question((square, two, line), tnsim.Gaussian(), ALL, False, "float64")
+    with refused("joins the legs of whole models", tnsim.TooLarge):
+        Contractions(question).estimate()
+    value = tnsim.similarity(two + line, square)
+    assert_close(tnsim.similarity(square, two + line), value, scale=1.0)
 
 
 @pytest.mark.slow
@@ -205,7 +235,9 @@ def test_what_cannot_be_compared_says_so():
     rng = generator(0)
     mixed = tnsim.Model([bilinear(rng, 2, 3, 3)], n_ctx=2)
     with refused("attention layer of one model meets a bilinear layer"):
-        tnsim.inner(a, mixed)
+        tnsim.inner(a, mixed, tnsim.GaussianClosure())
+    with refused("tensors of one order, but the models have degrees 5 and 2"):
+        tnsim.inner(a, mixed, tnsim.Symmetric())
     with refused("4 rows, which 3 heads do not divide"):
         tnsim.Attention(*[np.ones((4, 2))] * 4, np.ones((3, 2)), np.ones((2, 3)), 3)
     with refused("heads of even width and a base above 0, found 3"):

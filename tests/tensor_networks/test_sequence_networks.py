@@ -77,7 +77,7 @@ def test_orbits_stand_for_all_pairings():
 
 
 def test_attention_may_meet_a_bilinear_layer(rng):
-    """Legs are flattened and symmetrised here, so orders need not agree; plans refuse this pair."""
+    """Legs are flattened and symmetrised, so orders need not agree; plans leave this pair to points."""
     a = tnsim.Model([attention(rng, 2, 1, 2, 1, 2, True)], n_ctx=2)
     b = tnsim.Model([bilinear(rng, 2, 3, 2, True)], n_ctx=2)
     metric = tnsim.Gaussian(rng.normal(size=2))

@@ -30,7 +30,7 @@ from tnsim.all_pairs.ways import Job, PairSetting
 from tnsim.circuits.parts import PartSeries
 from tnsim.compare.by_points import Rows, points_of, what_is_read
 from tnsim.compare.estimates import Estimate
-from tnsim.compare.request import check_comparison, estimated, highest_degree
+from tnsim.compare.request import check_comparison, estimated, highest_degree, may_estimate
 from tnsim.compare.routes import Ways, from_table, weighed
 from tnsim.engine.budget import Budget
 from tnsim.engine.precision import Arithmetic
@@ -39,10 +39,10 @@ from tnsim.errors import DuplicateWarning, ModelError, warn
 from tnsim.metrics.points import Points, Reading
 from tnsim.metrics.protocol import Metric
 from tnsim.models.functions import is_function
-from tnsim.models.model import Model
+from tnsim.models.model import Model, terms
 from tnsim.problems import features
 from tnsim.problems.features import FeatureSpace
-from tnsim.problems.tensors.kinds import Kinds
+from tnsim.problems.tensors.kinds import Kinds, kinds
 from tnsim.problems.units import common_units
 
 
@@ -122,6 +122,9 @@ def prepared(models: Any, other: Any, names: Any, asked: Asked) -> PairwiseRun:
         ModelError: Models cannot be compared.
         TooLarge: A single inner product is beyond the budget.
     """
+    if asked.centred and may_estimate(asked.metric):
+        sides = [models] if other is None else [models, other]
+        asked = asked._replace(metric=_metric_of_means(sides, asked.metric))
     examples: dict[Kinds, Model] = {}
     read: dict[str, Rows | None] = {}
     listed, columns = {}, None
@@ -135,6 +138,19 @@ def prepared(models: Any, other: Any, names: Any, asked: Asked) -> PairwiseRun:
     for model in examples.values():
         check_comparison(model, model, asked.metric)
     return _planned(listed, Models(rows, columns, examples, read), asked)
+
+
+def _metric_of_means(sides: Sequence[Any], metric: Metric) -> Metric:
+    """The metric of a run, before means are taken away: an exact mean may take what a run does not.
+
+    Files are read once more for it.
+    """
+    forms: dict[Kinds, Model] = {}
+    for source in itertools.chain.from_iterable(map(sources, sides)):
+        given: Any = source.read()
+        if not is_function(given):
+            forms |= {kinds(model): model for _, model in terms(given)}
+    return estimated(metric, list(forms.values()), None)
 
 
 def planned_again(
@@ -258,7 +274,7 @@ def _side(
     entries: list[Entry] = []
     distinct: dict[str, Entry] = {}
     equal: list[str] = []
-    for source in sources(models, names, metric if asked.centred else None):
+    for source in sources(models, names, metric if asked.centred else None, asked.budget):
         given: Any = source.read()
         if is_function(given):
             made = function_entry(source, metric, asked.stored)

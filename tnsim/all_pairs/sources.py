@@ -25,6 +25,7 @@ from tnsim.analysis.matrices import numbered
 from tnsim.checkpoints.load import Reading, Series, read
 from tnsim.circuits.parts import PartOfFile, PartSeries, SeriesParts
 from tnsim.compare.centred import without_mean
+from tnsim.engine.budget import Budget
 from tnsim.errors import CheckpointError, ModelError
 from tnsim.metrics.empirical import StoredInputs
 from tnsim.metrics.metric import Gaussian
@@ -149,6 +150,7 @@ class Source:
         weights: The model itself, the path of its file, or a part of a file.
         reading: How the file is read.
         centred: Metric under which the mean is taken away; None where means are kept.
+        budget: Limits of the computation of the mean.
     """
 
     label: int | str
@@ -156,6 +158,7 @@ class Source:
     weights: Model | Combination | Function | Path | PartOfFile
     reading: Reading = Reading()
     centred: Metric | None = None
+    budget: Budget = Budget()
 
     def read(self) -> Model | Combination | Function:
         """The model as it was given, read from its file where it is in one."""
@@ -167,7 +170,9 @@ class Source:
 
     def compared(self, given: Model | Combination | Function) -> Any:
         """The model as it is compared, of the model as it was given."""
-        return given if self.centred is None else without_mean(given, self.centred)
+        if self.centred is None:
+            return given
+        return without_mean(given, self.centred, self.budget)
 
     @property
     def file(self) -> Path | None:
@@ -219,11 +224,14 @@ class Entry:
 
 
 def sources(
-    models: Any, names: Sequence[Any] | None = None, centred: Metric | None = None
+    models: Any,
+    names: Sequence[Any] | None = None,
+    centred: Metric | None = None,
+    budget: Budget = Budget(),
 ) -> tuple[Source, ...]:
     """The sources of a sequence of models, of a mapping from labels to models or of a `Series`.
 
-    Under the metric `centred` they are read without their means.
+    Under the metric `centred` they are read without their means, which a budget limits.
 
     Labels are `names` where given, and numbers where all of them are. Raises `ModelError` where
     there is no model, or two labels are equal.
@@ -241,7 +249,7 @@ def sources(
     reading = models.reading if isinstance(models, Series) else Reading()
     called = models.names if isinstance(models, (Series, PartSeries)) else map(str, labels)
     both = zip(labels, called, (weights for _, weights in given), strict=True)
-    return tuple(Source(*source, reading, centred) for source in both)
+    return tuple(Source(*source, reading, centred, budget) for source in both)
 
 
 def _labelled(models: Any) -> list[tuple[Any, Any]]:

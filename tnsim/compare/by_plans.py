@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
@@ -58,7 +59,7 @@ from tnsim.problems.base import Family, by_side, model_weights
 from tnsim.problems.diagrams import tree
 from tnsim.problems.families import choose
 from tnsim.problems.polynomial_space import mean_output
-from tnsim.problems.tensors.kinds import kinds, need_constant, nonlinear
+from tnsim.problems.tensors.kinds import joined_levels, kinds, need_constant
 from tnsim.problems.units import common_units
 from tnsim.problems.whole_tree import MAX_LEGS
 from tnsim.scaled import (
@@ -102,10 +103,9 @@ class Contractions:
 
     @cached_property
     def _search(self) -> float:
-        question = self.question
-        a, b = question.models[0], question.models[-1]
+        question, (a, b) = self.question, self._example
         several = [kinds(a), kinds(b)]
-        if not joins_whole_trees(type(question.metric), nonlinear(*several)):
+        if not joins_whole_trees(type(question.metric), joined_levels(*several)):
             return 0.0
         trees = dict(zip(SIDES, map(tree, several), strict=True))
         lifted = a.n_ctx is not None or need_constant(several)
@@ -145,8 +145,21 @@ class Contractions:
 
     @cached_property
     def _family(self) -> Family:
-        a, b = self.question.models[0], self.question.models[-1]
-        return choose(a, b, common_units([a, b], self.question.metric).metric)
+        metric = self.question.metric
+        forms = {kinds(model): model for model in self.question.models}
+        if len(forms) > 2:  # a sum has no plan where two of its models have none
+            for one, two in itertools.combinations(forms.values(), 2):
+                choose(one, two, metric)
+        a, b = self._example
+        return choose(a, b, common_units([a, b], metric).metric)
+
+    @cached_property
+    def _example(self) -> tuple[Model, Model]:
+        """The two models that are compared, of sums the two of the highest degree."""
+        models = [*self.question.models]
+        if len(models) > 2:
+            models = sorted(models, key=lambda model: model.degree, reverse=True)[:2]
+        return models[0], models[-1]
 
     def products(
         self, first: AnyModel, second: AnyModel, request: Request, traced: bool

@@ -40,7 +40,7 @@ from tnsim.models.forward import directions, reading_layers
 from tnsim.models.model import AnyModel, Model
 from tnsim.problems import at_points, batches
 from tnsim.problems.families import has_plan
-from tnsim.problems.tensors.kinds import kinds, nonlinear
+from tnsim.problems.tensors.kinds import joined_levels, kinds
 from tnsim.scaled import taken
 
 Rows: TypeAlias = Float[np.ndarray, "rows in"]
@@ -196,7 +196,7 @@ def points_of(
     # A subclass may weigh inputs otherwise, so only the class itself has quadrature.
     if type(metric) is not Gaussian or not models:
         return None
-    if not joins_whole_trees(Gaussian, nonlinear(*map(kinds, models))):
+    if not joins_whole_trees(Gaussian, joined_levels(*map(kinds, models))):
         return None
     if read is None:
         # Models with switches share the layers that they read inputs with.

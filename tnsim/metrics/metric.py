@@ -318,10 +318,10 @@ def layer_by_layer(
     if nonlinear_layers > 1 and joins_whole_trees(type(metric), nonlinear_layers):
         raise TooLarge(
             f"{type(metric).__name__} joins the legs of whole models, here polynomials of degree "
-            f"{degrees[0]} and {degrees[1]} in sequences; beyond one nonlinear layer that is for "
-            "small models, of up to 20 legs together. "
-            "Use GaussianClosure(), an approximation, TreeSymmetric(), or forward passes, "
-            "Empirical(inputs)"
+            f"{degrees[0]} and {degrees[1]} in sequences; beyond one nonlinear layer, or with "
+            "attention beside a product, that is for small models, of up to 20 legs together. "
+            "Use GaussianClosure(), an approximation, or TreeSymmetric(), where layers of one kind "
+            "meet, or forward passes, Empirical(inputs)"
         )
     if isinstance(metric, Symmetric):
         return TreeSymmetric()

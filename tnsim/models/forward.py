@@ -251,7 +251,8 @@ def in_own_units(model: Model, inputs: Array) -> tuple[Array, Unit]:
     inputs beyond float32. They are powers of 2^16, so that inputs of ordinary size are left alone.
 
     Args:
-        model: Model that reads the inputs. A residual stream leaves a single unit.
+        model: Model that reads the inputs. A residual stream leaves a single unit, a function of
+            every coordinate none.
         inputs: Floats (points, d_in) or (points, n_ctx, d_in).
 
     Returns:
@@ -264,6 +265,8 @@ def in_own_units(model: Model, inputs: Array) -> tuple[Array, Unit]:
         ([[1.0, 3.0]], [80.0, 0.0])
     """
     xp = library(inputs)
+    if not map_names(innermost(model.layers[0])):  # no weights would take a unit up
+        return inputs, np.zeros(())
     # Units are choices and no functions of the inputs: derivatives pass them by.
     read = not_differentiated(inputs)
     axes = tuple(range(inputs.ndim - 1))
@@ -387,13 +390,15 @@ def after(
     values, exponent = state
     # f(2^e h') = 2^(n e) f'(h') for a layer of order n. An activation is not homogeneous: its layer
     # reads the state itself.
-    order = layer.order
-    if activation_of(layer) is not None:
+    order, activated = layer.order, activation_of(layer) is not None
+    if activated:
         values, exponent, order = shifted(values, exponent), exponent * 0.0, 1
     elif _reads_constant(layer):
         layer = _homogeneous_layer(layer, shifted(exponent.astype(values.dtype) * 0 + 1, -exponent))
     values = outputs_of_layer(layer, values, counts, exponent)
-    return _normalised_state(Scaled(values, order * exponent + unit), demands, counts)
+    # gelu(-37.5) is 1e-306 and gelu(-38) is 0: neither says that digits of others are lost.
+    ends = activated and values.dtype == np.float64
+    return _normalised_state(Scaled(values, order * exponent + unit), demands, counts, ends)
 
 
 class Ahead(NamedTuple):
@@ -674,7 +679,9 @@ def _homogeneous_layer(layer: Layer, one: Any) -> Any:
     return replaced(layer, biases)
 
 
-def _normalised_state(state: State, demands: Ahead, counts: tuple[int, ...] | None) -> State:
+def _normalised_state(
+    state: State, demands: Ahead, counts: tuple[int, ...] | None, ends: bool = False
+) -> State:
     """The same state with its largest entry near 1, for every input.
 
     Where a later layer reads the constant `2^-e`, before the next activation, exponents stay so
@@ -683,15 +690,16 @@ def _normalised_state(state: State, demands: Ahead, counts: tuple[int, ...] | No
     each level.
 
     Products of small coordinates alone, which large weights read, may leave the range of floats
-    before their sum is normalised. Where their digits end there, the state is NaN, which
-    a result refuses. So is a state of float32 that vanishes
-    beside the constant, as a later layer may enlarge it.
+    before their sum is normalised. Where their digits end there, the state is NaN, which a result
+    refuses. So is a state of float32 that vanishes beside the constant, as a later layer may
+    enlarge it. With `ends` the state keeps the digits that it has down to zero, as an activation in
+    float64 does.
     """
     values, exponent = state
     xp = library(values)
     top = abs(values).max(axis=tuple(range(1, values.ndim)), keepdims=True)
     smallest = np.finfo(values.dtype).minexp + 2.0
-    if not demands.constant:  # beside a constant a small state needs no digits
+    if not (demands.constant or ends):  # beside a constant a small state needs no digits
         is_lost = (top > 0) & (top < 2.0 ** (smallest + _DIGITS))
         values = xp.where(is_lost, xp.nan, values).astype(values.dtype)
         top = xp.where(is_lost, 1.0, top).astype(values.dtype)

@@ -58,7 +58,7 @@ from tnsim.problems.diagrams import tree
 from tnsim.problems.hidden_units import MOST_PAIRED
 from tnsim.problems.sequences.coincidences import position_array, position_shape
 from tnsim.problems.sequences.fold import fold_sequences
-from tnsim.problems.tensors.kinds import Kinds, kinds, need_constant, nonlinear
+from tnsim.problems.tensors.kinds import Kinds, joined_levels, kinds, need_constant, nonlinear
 from tnsim.problems.tensors.layer_networks import flat_arrays, flat_kind
 from tnsim.problems.tensors.lifted import raised, symmetric_arrays
 from tnsim.problems.tensors.positional import sequence_arrays
@@ -114,7 +114,7 @@ class Sequences(_RunOnce):
         positions = a.n_ctx or 1
         degrees = a.degree, (b or a).degree
         depth = nonlinear(bra, ket or ())
-        joined = layer_by_layer(metric, depth, degrees)
+        joined = layer_by_layer(metric, joined_levels(bra, ket or ()), degrees)
         check_shapes(bra, ket or bra, joined)
         inputs = sequence_inputs(metric, a.d_in, positions)
         exact = joined.is_exact(depth)
@@ -195,7 +195,13 @@ class WholeTree:
 
     @staticmethod
     def fits(a: Model, b: Model, metric: Metric) -> bool:
-        """Whether flattened trees can be joined: few legs, an even number, and small tensors."""
+        """Whether flattened trees can be joined: few legs, an even number, and small tensors.
+
+        Unequal degrees under a metric that asks for equal ones are refused as trees, see
+        `check_size`.
+        """
+        if not metric.pairs_within_model and a.degree != b.degree:
+            return True
         legs = 0
         largest = 0
         for model in (a, b):
@@ -392,7 +398,7 @@ def _family_of(a: Model, b: Model | None, metric: Metric) -> type[Family]:
     if isinstance(metric, Categorical):
         return Tokens
     other = a if b is None else b
-    depth = nonlinear(kinds(a), kinds(other))
+    depth = joined_levels(kinds(a), kinds(other))
     # Linear models have one leg each, which a layer joins without a matrix over pairs of inputs.
     whole = depth > 0 and joins_whole_trees(type(metric), depth)
     if a.n_ctx is None:

@@ -83,6 +83,7 @@ def answers(models: Iterable[Model], metric: Metric) -> bool:
         )
     for model in models:
         _check_layers(model, metric)
+    _check_gates(models)
     return True
 
 
@@ -131,13 +132,28 @@ def _check_layers(model: Model, metric: Metric) -> None:
             "hidden states for Gaussian, a similarity of its own and no estimate"
         )
     for layer in layers:
-        if layer.activation is not None and len(layer.legs) > 1:  # a gate and a factor beside it
-            check_gate(layer.activation)
         if layer.mixes_positions:
             raise UnsupportedLayer(
                 f"{type(metric).__name__} compares an activation with layers that act on every "
                 f"position alone, found {layer.name}: {ROADS}"
             )
+
+
+def _check_gates(models: Sequence[Model]) -> None:
+    """Refuse activations without a kernel of gated units where units meet gated ones.
+
+    Beside gated units plain ones are gated by factors of 1, so one gated model asks it of all.
+    """
+    nonlinear_layers = ([kind for kind in kinds(model) if kind.order > 1] for model in models)
+    for meeting in itertools.zip_longest(*nonlinear_layers):  # from the input up, as they meet
+        activated = [
+            (kind.activation, len(kind.legs) > 1)  # whether a factor stands beside the gate
+            for kind in meeting
+            if kind is not None and kind.activation is not None
+        ]
+        if any(gated for _, gated in activated):
+            for function, _ in activated:
+                check_gate(function)
 
 
 def _advice_on_compositions(model: Model) -> str:

@@ -213,6 +213,25 @@ def nonlinear(*models: Kinds) -> int:
     return max(sum(layer.order > 1 for layer in layers) for layers in models)
 
 
+def joined_levels(*models: Kinds) -> int:
+    """Number of levels at which layers of these models join, see `joins_whole_trees`.
+
+    It is that of nonlinear layers, and two where attention stands beside a layer of products: no
+    rule joins these at one level, so the legs of whole models are joined.
+
+    Example:
+        >>> import numpy as np, tnsim
+        >>> eye = np.eye(2)
+        >>> attention = tnsim.Attention(*[eye] * 6, n_heads=1)
+        >>> layers = attention, tnsim.Bilinear(eye, eye, eye)
+        >>> joined_levels(*(kinds(tnsim.Model([layer])) for layer in layers))
+        2
+    """
+    alone = nonlinear(*models)
+    mixes = {kind.mixes_positions for layers in models for kind in layers if kind.order > 1}
+    return 2 if alone == 1 and len(mixes) > 1 else alone
+
+
 def need_constant(models: Collection[Kinds]) -> bool:
     """Whether the constant 1 is needed as a coordinate where some models meet.
 
