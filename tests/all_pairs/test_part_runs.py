@@ -1,6 +1,7 @@
 """Runs over parts: one result over (part, a, b), resumable, with pictures and tables, as a command too."""
 
 import csv
+import json
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from transformer_cases import written
 
 import tnsim
 from tnsim import figures
+from tnsim.all_pairs.store import FORMAT
 
 CONFIG = {**cases.CONFIGS["gpt_neox"], "hidden_act": "quick_gelu"}
 
@@ -168,7 +170,8 @@ def test_what_is_refused(run, tmp_path):
     with refused("slices are those of one part"):
         tnsim.pairwise(parts, slices=True)
     assert tnsim.plan_pairwise(parts["layer 0 head 0 qk"]).tiles.pairs == 6
-    for damage in ('{"content": {"format": 8, "parts": {"names": [["qk", "x", 0]]}}}', "{", "[]"):
+    listed = json.dumps({"content": {"format": FORMAT, "parts": {"names": [["qk", "x", 0]]}}})
+    for damage in (listed, "{", "[]"):
         (store / "run.json").write_text(damage)
         with refused(r"damaged: run\.json; run pairwise again", tnsim.errors.DamagedStore):
             tnsim.open_pairwise(store)
