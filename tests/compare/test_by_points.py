@@ -717,3 +717,10 @@ def test_long_forward_passes_say_how_far_they_are(rng, monkeypatch, caplog):
         tnsim.similarity(a, b, tnsim.Empirical(rng.normal(size=(40, 3))))
     lines = [record.getMessage() for record in caplog.records]
     assert re.fullmatch(r"forward passes for 0 s: \d+ of 40 inputs", lines[0])
+
+
+def test_activations_that_are_zero_at_all_inputs_are_parts_of_a_sum_in_float32(rng):
+    off = tnsim.Model([tnsim.Linear(np.eye(2), [-9.0, -9.0]), tnsim.Elementwise("relu")])
+    other, metric = tnsim.Model([bilinear(rng, 2, 3, 2)]), tnsim.Empirical(rng.normal(size=(4, 2)))
+    found = tnsim.similarity(off - other, other, metric, dtype="float32")
+    assert_close(found, -1.0, rtol=1e-6, limited_by="float32")

@@ -548,11 +548,14 @@ def _sum_vector(terms: Terms, vectors: dict[int, Vector], dtype: str) -> Vector:
         )
     lengths = np.stack([vector.lengths for vector in own])
     sizes = (abs(factors)[:, None] * lengths).sum(axis=0)
-    present = lengths.reshape(len(own), -1).any(axis=1)
-    if dtype == "float32" and present.any() and not present.all():
-        # A part that vanishes at all points beside another may have left the range of floats, as
-        # hidden states of 2^-80 do. Nothing else shows it: the sum would be that of the others.
-        values = values * np.float32(np.nan)
+    if dtype == "float32":
+        # A polynomial that vanishes at all points beside another part may have left the range of
+        # floats, as hidden states of 2^-80 do. Nothing else shows it: the sum would be that of the
+        # others. An activation gives zeros of its own.
+        present = lengths.reshape(len(own), -1).any(axis=1)
+        polynomial = np.array([isinstance(x, Model) and x.is_polynomial for _, x in terms])
+        if present.any() and not present[polynomial].all():
+            values = values * np.float32(np.nan)
     if len(own) == 1:
         return Vector(values, exponent, sizes, sizes)
     by_group = _squares if library(values) is np else _compiled_squares
