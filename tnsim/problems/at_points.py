@@ -552,7 +552,7 @@ def _sum_vector(terms: Terms, vectors: dict[int, Vector], dtype: str) -> Vector:
         # A polynomial that vanishes at all points beside another part may have left the range of
         # floats, as hidden states of 2^-80 do. Nothing else shows it: the sum would be that of the
         # others. An activation gives zeros of its own.
-        present = lengths.reshape(len(own), -1).any(axis=1)
+        present = np.array([length.any() for length in lengths])
         polynomial = np.array([isinstance(x, Model) and x.is_polynomial for _, x in terms])
         if present.any() and not present[polynomial].all():
             values = values * np.float32(np.nan)
