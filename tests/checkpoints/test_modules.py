@@ -1,6 +1,7 @@
 """`from_module`: modules made by PyTorch itself, compared with their own forward passes; what it refuses, by name."""
 
 import copy
+import warnings
 
 import numpy as np
 import pytest
@@ -114,6 +115,12 @@ def test_an_example_of_zeros_tells_attention_by_its_shape(rng):
 def test_lengths_that_memory_does_not_hold_are_refused():
     with refused("memory holds no inputs of this length", tnsim.TooLarge):
         tnsim.from_module(nn.Linear(2, 2), n_ctx=2**60)
+
+
+def test_a_module_without_outputs_is_refused_as_such():
+    with warnings.catch_warnings(), refused("Linear weight is empty"):
+        warnings.simplefilter("ignore")  # of PyTorch, that there are no weights to begin with
+        tnsim.from_module(nn.Linear(2, 0))
 
 
 class Raw(nn.Module):

@@ -224,7 +224,7 @@ def _joins(module: Any, example: Any) -> bool:
         return True
     if together.shape != alone.shape:
         return True
-    return bool((together - alone).abs().max() > 1e-6 * alone.abs().max())
+    return alone.numel() > 0 and bool((together - alone).abs().max() > 1e-6 * alone.abs().max())
 
 
 def _first_taken(module: Any, guesses: Iterable[Any]) -> tuple[Any, Exception | None]:
