@@ -76,8 +76,13 @@ class Arithmetic(NamedTuple):
 
     @property
     def advice(self) -> str:
-        """Advice for more digits; empty in float64, which has no more."""
-        return "; use dtype='float64'" if self.dtype == "float32" else ""
+        """Advice for more digits, see `_in_float64`."""
+        return _in_float64(self.dtype)
+
+
+def _in_float64(dtype: str) -> str:
+    """Advice for more digits, as the end of a sentence; empty in float64, which has no more."""
+    return "; use dtype='float64'" if dtype == "float32" else ""
 
 
 def cancellation(amplification: float) -> float:
@@ -160,7 +165,7 @@ def check_finite(values: Iterable[Any], metric: str, dtype: str) -> None:
     if not all(np.isfinite(each).all() for each in values):
         raise ResultError(
             f"the {metric} computation in {dtype} gave NaN for finite weights: a float range was "
-            f"exceeded within a layer{Arithmetic(1, dtype).advice}"
+            f"exceeded within a layer{_in_float64(dtype)}"
         )
 
 
@@ -177,7 +182,7 @@ def check_terms(sizes: Any, dtype: str) -> None:
     if dtype == "float32" and not np.all(sizes):
         raise ResultError(
             "the inner product is 0 in float32, without any term: hidden states may be below the "
-            f"range of floats{Arithmetic(1, dtype).advice}"
+            f"range of floats{_in_float64(dtype)}"
         )
 
 
@@ -298,7 +303,7 @@ def clipped(cosines: Cosine, dtype: str) -> Any:
     outside = excess > cosines.error
     if outside.any():
         worst = np.argmax(np.where(outside, excess, -np.inf))
-        wider = "dtype='float64' or " if Arithmetic(1, dtype).advice else ""
+        wider = "dtype='float64' or " if _in_float64(dtype) else ""
         raise TnsimError(
             f"a cosine came out as {np.ravel(cosines.value)[worst]:.6g}, outside [-1, 1] by more "
             f"than its error bound {np.ravel(cosines.error)[worst]:.1g}: hidden units of a model "
