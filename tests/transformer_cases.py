@@ -40,7 +40,7 @@ def library_settings(width, groups):
     grouped = sizes | {"num_key_value_heads": groups}
     of_opt = {"ffn_dim": 10, "word_embed_proj_dim": width, "activation_function": "relu"}
     of_gpt2 = {"n_embd": width, "n_layer": 2, "n_head": 2, "n_positions": 16, "n_inner": 10}
-    found = dict.fromkeys(("llama", "mistral", "qwen2"), grouped)
+    found = dict.fromkeys(("llama", "mistral", "qwen2", "olmo"), grouped)
     found |= {"gpt2": ends | of_gpt2 | {"activation_function": "gelu_new"}, "gpt_neox": sizes}
     found |= {"gemma": grouped | {"head_dim": width // 2}, "opt": sizes | of_opt}
     return {kind: settings | {"model_type": kind} for kind, settings in found.items()}

@@ -79,14 +79,16 @@ OTHERS = [
     {"scale_attn_weights": False},
     {"scale_attn_by_inverse_layer_idx": True},
     {"use_parallel_residual": False},
+    {"clip_qkv": 0.5},
     {"scale_embedding": True},
 ]
 SAID = (
     "two rotations, of which|rotate whole heads|RoPE of type|two functions for gemma"
-    "|caps by tanh|head_dim of|normalises queries and keys|_remove_final_layer_norm"
+    "|caps by tanh|head_dim of|clips queries|normalises queries and keys|_remove_final_layer_norm"
 )
 """What refusals of these configurations name."""
-READ = {"gpt2": 39, "gpt_neox": 43, "llama": 42, "mistral": 42, "qwen2": 42, "gemma": 39, "opt": 38}
+READ = {"gpt2": 40, "gpt_neox": 44, "gemma": 40, "opt": 39}
+READ |= dict.fromkeys(("llama", "mistral", "qwen2"), 43) | {"olmo": 42}
 """The least number of configurations of each layout that are read, so that not all are refused."""
 
 

@@ -53,6 +53,8 @@ class Layout:
         transposed: Whether matrices of layers are stored (in, out).
         attention_norm, mlp_norm: Norms before attention and before the MLP.
         norm: Kind of norms: `layer`, `rms`, or `rms+1` for RMS norms of gain 1 + weight.
+        norm_weights: Whether norms have weights: an entry of the configuration with its default, or
+            a constant.
         qkv_bias, o_bias, mlp_bias: Whether the maps of attention and of the MLP have biases: an
             entry of the configuration with its default, or a constant.
         up, gate, down: Maps of the MLP; `gate` is None for an MLP without a gate.
@@ -62,7 +64,7 @@ class Layout:
         unembedding: Names of the matrix of logits, at the top.
         tied: Whether the table of tokens is the unembedding where the configuration does not say.
         activation: Entry of the configuration with the activation of the MLP.
-        eps: Entry of the configuration with the constant of norms; None where it is fixed.
+        eps: Entry of the configuration with the constant of norms; empty where it is fixed.
         default_eps: Constant of norms where the configuration does not say.
         own_heads: Whether the configuration may give the width of heads and the number of heads
             of keys and values, which else follow from the width and the number of heads.
@@ -91,13 +93,14 @@ class Layout:
     interleaved: bool = False
     transposed: bool = False
     norm: str = "rms"
+    norm_weights: tuple[str, bool] | bool = True
     gate: str | None = None
     positions: str | None = None
     qkv_bias: tuple[str, bool] | bool = True
     o_bias: tuple[str, bool] | bool = True
     mlp_bias: tuple[str, bool] | bool = True
     activation: str = "hidden_act"
-    eps: str | None = None
+    eps: str = ""
     default_eps: float = 1e-5
     own_heads: bool = False
     rotary_share: float | None = None
@@ -134,8 +137,8 @@ class Layout:
 
     def tensors_of_norm(self, module: str, config: Mapping[str, Any]) -> Iterator[str]:
         """Names of the tensors of a norm, some of which a norm may do without."""
-        # OPT may have norms without gain and bias.
-        if self.name == "opt" and config.get("layer_norm_elementwise_affine") is False:
+        entry = self.norm_weights
+        if not (entry if isinstance(entry, bool) else config.get(*entry)):
             return
         yield f"{module}.weight"
         if self.norm == "layer":
@@ -239,6 +242,11 @@ def _check_settings(config: Mapping[str, Any]) -> None:
         raise CheckpointError(
             "quantization_config of config.json says that weights are packed; save the model in "
             "plain numbers"
+        )
+    if name == "olmo" and config.get("clip_qkv") is not None:
+        raise UnsupportedLayer(
+            f"clip_qkv = {config['clip_qkv']!r} of config.json clips queries, keys and values, and "
+            f"a clip is no polynomial; {_readable_layouts()}"
         )
     if name == "opt" and config.get("do_layer_norm_before") is False:
         raise UnsupportedLayer(

@@ -404,7 +404,7 @@ def parts(
             `nn.Module` of Hugging Face's library, a `Model` with bilinear attention or an
             `nn.Module` that `from_module` reads as such; or a series of checkpoints, or several of
             these in a list or by label in a mapping. Known layouts are GPT-2, GPT-NeoX, Llama,
-            Mistral, Qwen2, OPT and Gemma 1.
+            Mistral, Qwen2, OLMo 1, OPT and Gemma 1.
         kinds: Kinds of parts, of "qk", "ov", "mlp" and "direct".
         distances: Numbers of positions by which keys stand before their queries.
         norm: "fold" where parts read the normalised stream, gain and bias of the norm being folded
