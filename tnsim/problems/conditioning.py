@@ -46,6 +46,7 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.engine.precision import USELESS, VISIBLE, Arithmetic
+from tnsim.engine.runtime.threads import one_blas_thread
 from tnsim.metrics.categorical import Categorical, token_probabilities
 from tnsim.metrics.input_moments import marginals
 from tnsim.metrics.points import Points
@@ -284,16 +285,18 @@ def _with_changes(
         return factors
 
     # In NumPy the derivative is a difference of two runs, so small that it is linear and so large
-    # that rounding is below it.
-    outputs, changed = run(model), []
+    # that rounding is below it. Few inputs make small products, for which threads of BLAS wait
+    # longer than they compute: beside other work 16 layers of width 256 took .26 s for .10.
     several = jax.tree.map(shifted, model)
-    for n in range(_DRAWS):
-        moved, exponents = run(jax.tree.map(operator.itemgetter(n), several))
-        shape = -1, *(1,) * (np.ndim(moved) - 1)
-        # The changed run has exponents of its own; its outputs are brought to the exponents of the
-        # first run before they are subtracted.
-        moved = moved * np.exp2(exponents - outputs.exponent).reshape(shape)
-        changed.append((moved - outputs.value).reshape(len(moved), -1) / shift)
+    with one_blas_thread():
+        outputs, changed = run(model), []
+        for n in range(_DRAWS):
+            moved, exponents = run(jax.tree.map(operator.itemgetter(n), several))
+            shape = -1, *(1,) * (np.ndim(moved) - 1)
+            # The changed run has exponents of its own; its outputs are brought to the exponents of
+            # the first run before they are subtracted.
+            moved = moved * np.exp2(exponents - outputs.exponent).reshape(shape)
+            changed.append((moved - outputs.value).reshape(len(moved), -1) / shift)
     return outputs, np.stack(changed)
 
 
