@@ -351,7 +351,8 @@ def value(products: InnerProducts, models: Two, request: Request) -> Any:
         request: Question asked of them.
 
     Returns:
-        A `Number`; inside a trace an array, NaN where the product of two models has no digit left.
+        A `Number`; inside a trace an array, NaN where the product of two models has no digit left
+        or no error bound.
 
     Raises:
         TnsimError: The inner product is beyond float64.
@@ -360,7 +361,7 @@ def value(products: InnerProducts, models: Two, request: Request) -> Any:
     exponent = product.exponent + products.exponent
     number = power(product.mantissa, exponent)
     if products.traced:
-        return number
+        return precision.bounded(number, product.size)
     if beyond_float(number, product.mantissa):
         raise TnsimError(
             f"the inner product is about exp({exponent * LOG_2:.6g}), beyond float64; use log_inner"
@@ -382,13 +383,13 @@ def logarithm(products: InnerProducts, models: Two, request: Request) -> SignedL
 
     Returns:
         A `Number` each for sign and logarithm, which has the standard error; inside a trace arrays,
-        NaN where the product of two models has no digit left.
+        NaN where the product of two models has no digit left or no error bound.
     """
     product = products.values["AB"]
     log: Any = log_abs(product._replace(exponent=product.exponent + products.exponent))
     if products.traced:
         sign: Any = jnp.sign(product.mantissa)
-        return SignedLog(sign, log)
+        return SignedLog(*(precision.bounded(x, product.size) for x in (sign, log)))
     _report_rounding(products, models, request)
     error = None
     if product.mantissa != 0:

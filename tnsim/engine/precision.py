@@ -258,7 +258,7 @@ def known(cosines: Cosine, norms: Sequence[ScaledSum], arithmetic: Arithmetic) -
     is_lost = (cosines.error > USELESS) & (arithmetic.alone <= USELESS)
     for norm in norms:
         is_lost = is_lost | (norm.mantissa <= min(arithmetic.rounding, USELESS) * norm.size)
-    return _without_lost(cosines.value, is_lost)
+    return bounded(_without_lost(cosines.value, is_lost), cosines.error)
 
 
 def known_product(product: ScaledSum, arithmetic: Arithmetic) -> ScaledSum:
@@ -276,6 +276,20 @@ def known_product(product: ScaledSum, arithmetic: Arithmetic) -> ScaledSum:
     is_lost = arithmetic.rounding * product.size > USELESS * abs(product.mantissa)
     is_lost = is_lost & (arithmetic.alone <= USELESS)
     return product._replace(mantissa=_without_lost(product.mantissa, is_lost))
+
+
+def bounded(values: Any, bounds: Any) -> Any:
+    """Values inside a trace: NaN where their bound is NaN, as `refuse` has it.
+
+    Args:
+        values: Numbers that are traced.
+        bounds: Bounds of their errors, or the sizes that bounds are made of.
+
+    Example:
+        >>> bounded(np.ones(2), np.array([0.5, np.nan])).tolist()
+        [1.0, nan]
+    """
+    return _without_lost(values, library(bounds).isnan(bounds))
 
 
 def _without_lost(values: Any, is_lost: Any) -> Any:
