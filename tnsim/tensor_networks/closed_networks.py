@@ -55,6 +55,7 @@ from tnsim.problems.kernel_models import last_segments, under
 from tnsim.problems.kernels import readout, whole_kernel
 from tnsim.problems.tensors.kinds import Kinds, kinds, nonlinear
 from tnsim.problems.whole_tree import MAX_LEGS, check_size
+from tnsim.scaled import shifted
 from tnsim.tensor_networks.model_networks import (
     AS_EXPRESSION,
     MAX_TENSORS,
@@ -309,18 +310,19 @@ def _through_kernels(
 
     with execution.precision():
         bra, ket = (under(model, metric, "float64") for model in (a, b))
-        weight = 2.0 ** float(bra.exponent + ket.exponent)
         for count, one, two, _ in last_segments(bra, ket):
             tensors, joined = [], []
-            for side, model, prepared in (("A", a, one), ("B", b, two)):
+            for side, model, made, last in (("A", a, bra, one), ("B", b, ket, two)):
                 places = [n for n, layer in enumerate(model.layers) if layer.order > 1]
                 number = places[-1] if places else 0
                 legs = OUT, bond_index(side, number, 0)
                 tags = side, layer_tag(number), DOWN
-                tensors.append(tensor(np.asarray(readout(prepared)), legs, tags))
+                # Outputs have their own size again, which a float holds as it holds the weights.
+                read = shifted(np.asarray(readout(last)), made.exponent)
+                tensors.append(tensor(read, legs, tags))
                 joined.append(legs[1])
             tensors.append(tensor(np.asarray(whole_kernel(one, two)), joined, (KERNEL,)))
-            yield count * weight, qtn.TensorNetwork(tensors)
+            yield float(count), qtn.TensorNetwork(tensors)
 
 
 def _whole_trees(a: Model, b: Model, metric: Metric) -> Iterator[tuple[float, qtn.TensorNetwork]]:
