@@ -35,47 +35,30 @@ from tnsim.sessions import per_object_cache
 CACHED, WRITING = 2**20, 128
 """An intermediate of more than CACHED elements leaves the processor's cache, and writing each of
 its elements costs about as much as WRITING multiplications."""
-
-
 AT_ONCE = 4
 """Most stages, or operations of a stage, that run at once: calls of NumPy begin under Python's
 lock."""
-
-
 AHEAD = 8
 """Most operations by which one that runs stands behind the first one that is not done."""
-
-
 _MIDDLE = 2**21, 2**28
 """Multiplications of the largest product of a program whose operations run at once: handing on
 smaller ones takes as long as they do, and blocks of larger ones keep all cores as busy."""
-
-
 _REPAYS = 1.5
 """Least time of a program's operations one after another, in times of its longest chain."""
-
-
 _AT_ONCE_BYTES = 2**29
 """Bytes that stages may take to run at once, where stages one by one need less."""
-
-
 _AT_ONCE_SECONDS = 0.2
 """Seconds from which a plan may take so much: a short plan gains nothing by several threads."""
-
-
 COMPILED = 1.4
 """Most bytes that compiled programs allocated in `benchmarks/memory.py`, beside those of compiling,
 as a multiple of those that NumPy takes (1.25), and some room."""
-
-
 PROGRAM_BYTES, LOOP_BYTES, REPEATING_BYTES = 112 * 2**20, 5 * 2**18, 86 * 2**20
 """Memory of compiling in a process that has compiled nothing before: XLA itself, every loop over
 entries of the programs that are compiled at once (matrix products are calls of a library), and the
 loops over runs of plans that run several times. Later programs reuse the memory of programs that
 are done."""
-
-
 _COMPILED_AT_ONCE = 2  # long programs that are compiled at once; short programs add little
+Sizes = dict[str, int]
 
 
 def program_bytes(plan: Schedule) -> int:
@@ -98,9 +81,6 @@ def _loops(program: Program) -> int:
             form = host_product(op.labels[0], op.labels[1], op.output, sizes)
         count += form is None or not (form.product.left and form.product.right)
     return count
-
-
-Sizes = dict[str, int]
 
 
 class Round(NamedTuple):

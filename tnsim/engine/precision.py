@@ -46,6 +46,10 @@ _SAFETY = 4.0  # the 4 of u = 4 n eps
 EPS = {dtype: float(np.finfo(dtype).eps) for dtype in ("float64", "float32")}
 """Distance of 1 and the next number, by dtype."""
 _EXPONENT_EPS = EPS["float64"]
+_ADVICE = (
+    "; compare models that differ more, or a difference of models with equal layers and nearly "
+    "equal weights, which loses nothing"
+)
 
 
 class Arithmetic(NamedTuple):
@@ -387,9 +391,3 @@ def warn_of_error(error: float, what: str, arithmetic: Arithmetic) -> None:
             f"by {error:.1g}"
         )
     warn(message + arithmetic.advice, PrecisionWarning)
-
-
-_ADVICE = (
-    "; compare models that differ more, or a difference of models with equal layers and nearly "
-    "equal weights, which loses nothing"
-)

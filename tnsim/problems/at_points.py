@@ -76,28 +76,14 @@ log: logging.Logger = logging.getLogger(__name__)
 
 Terms: TypeAlias = Sequence[tuple[Any, Part]]
 """Coefficients and parts: a sum of functions that is compared."""
-
-
 Mode: TypeAlias = Literal["eager", "compiled", "traced"]
 """How forward passes run: in NumPy, as compiled programs, or in a trace of the caller's."""
-
-
 # Batches whose products, and whose means, wait to be added up. A mean has all outputs.
 _KEPT_BATCHES, _KEPT_MEANS = 32, 4
-
-
 _EAGER = 2**27  # multiplications below which compiling takes longer than computing
-
-
 _MANY = 16  # inputs beside which a few more take little time
-
-
 _MOST_SHIFTED = 10_000  # exponents beyond those of floats
-
-
 _FIRST_LINE = 10.0  # seconds after which the first line of progress is logged, each later at twice
-
-
 Vector: TypeAlias = FeatureBlock
 """The features of one function, without the axis of models: values (out, features), an exponent
 for all outputs (1,) or one for each (out,), lengths and sizes (groups, out) of the parts of the

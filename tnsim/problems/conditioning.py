@@ -93,6 +93,8 @@ _PLAIN = 2.0**24
 """Largest number, and one over the least, in the arrays of a computation in plain float32."""
 
 Samples = Float[np.ndarray, "points width"] | Float[np.ndarray, "points positions width"]
+Bases: TypeAlias = dict[int, "Basis"]
+"""The bases of some bonds by the number of the bond; bond n stands before layer n."""
 
 
 def amplification(model: Model, metric: Metric) -> Any:
@@ -296,10 +298,6 @@ def _widest(model: Model) -> Model:
         return in_float64(jax.tree.map(np.asarray, model))
     widest = jax.dtypes.canonicalize_dtype(np.float64)
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, widest), model)
-
-
-Bases: TypeAlias = dict[int, "Basis"]
-"""The bases of some bonds by the number of the bond; bond n stands before layer n."""
 
 
 def without_skew(model: Model, metric: Metric) -> tuple[Model, Bases | None, Any]:

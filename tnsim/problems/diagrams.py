@@ -65,10 +65,9 @@ from tnsim.problems.tensors.lifted import symmetric_shapes
 
 OUTPUT = "k"
 """Index of the models' common output coordinate; flattened, for sequences."""
-
-
 COORDINATE = "o"
 """Index of the common output coordinate with positions added up."""
+Form = Literal["factors", "units", "dense", "matrices", "tops"]
 
 
 def layer_tensor(side: Side, level: int) -> str:
@@ -281,9 +280,6 @@ class TreeOperands:
 def hidden(bond: str) -> str:
     """Index over the hidden units of the node below a bond."""
     return f"h{bond}"
-
-
-Form = Literal["factors", "units", "dense", "matrices", "tops"]
 
 
 def forms(parts: TreeOperands) -> tuple[Form, ...]:

@@ -65,6 +65,13 @@ from tnsim.problems.tensors.positional import sequence_arrays
 from tnsim.problems.tokens import TokenKind, fold_tokens, token_inputs, token_kind, token_weights
 from tnsim.problems.whole_tree import MAX_LEGS, check_size, fold_trees
 
+MAX_POSITIONS = 4096
+"""Most positions under `Categorical`: a table over pairs of positions then has 128 MiB."""
+_LARGEST_DENSE = 2**24
+"""Most elements of a dense attention layer; more take seconds to symmetrise."""
+_MOST_EXCHANGED = 5
+"""Most factors of a layer that plans join in all their orders: 120 of five, and six take 20 s."""
+
 
 class _RunOnce:
     """A family that reads models as they are, and a single run of a plan for the inner product.
@@ -140,14 +147,6 @@ class Sequences(_RunOnce):
         leaves |= identities(names, {SAME_POSITION: n, IDENTITY: d_in})
         leaves |= {name: position_array(name, n) for name in names if position_shape(name, n)}
         return only(names, leaves)
-
-
-MAX_POSITIONS = 4096
-"""Most positions under `Categorical`: a table over pairs of positions then has 128 MiB."""
-
-
-_LARGEST_DENSE = 2**24
-"""Most elements of a dense attention layer; more take seconds to symmetrise."""
 
 
 @dataclass(frozen=True)
@@ -352,10 +351,6 @@ def _flat_kinds(model: Model, raises_linear: bool) -> Kinds:
     if model.n_ctx is None:
         return kinds(model)
     return tuple(flat_kind(layer, model.n_ctx) for layer in model.layers)
-
-
-_MOST_EXCHANGED = 5
-"""Most factors of a layer that plans join in all their orders: 120 of five, and six take 20 s."""
 
 
 def choose(a: Model, b: Model | None, metric: Metric) -> Family:

@@ -53,6 +53,66 @@ from tnsim.scaled import (
 KEPT = 2**20  # most numbers of a vector that is kept with its model, 8 MiB
 _TOGETHER = 4  # models that are made together
 _REPAYS = 2**20  # multiplications of a model from which another thread is worth waking
+_LARGEST = 2**24  # most numbers in a vector of a combination, 128 MiB
+
+
+class FeatureSpace(Hashable, Protocol):
+    """A way to make vectors of models. Hashable, as a key of what is kept."""
+
+    @property
+    def route(self) -> str:
+        """Name of the route that the space offers, among the routes of a run."""
+        ...
+
+    @property
+    def d_out(self) -> int:
+        """Number of outputs of the models."""
+        ...
+
+    @property
+    def length(self) -> int:
+        """Number of features per output."""
+        ...
+
+    @property
+    def parts(self) -> Sequence[FeatureSpace]:
+        """Spaces that are made in turn; dot products are sums over the parts."""
+        ...
+
+    @property
+    def at_once(self) -> int:
+        """Most models with vectors that are made at one time, in threads."""
+        ...
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether models have too many zeros for any plan to be as short."""
+        ...
+
+    @property
+    def tells_mean(self) -> bool:
+        """Whether the first feature is the mean of the outputs over the inputs."""
+        ...
+
+    def multiplications(self, layers: Kinds) -> int:
+        """Number of scalar multiplications for the vector of a single model."""
+        ...
+
+    def in_flight(self, layers: Kinds, models: int) -> int:
+        """Number of elements of intermediates while a part of some models' vectors is made."""
+        ...
+
+    def weights(self, model: Model) -> Any:
+        """The arrays of a model as a pytree, of equal shapes for models of equal kinds."""
+        ...
+
+    def inputs(self, metric: Metric, dtype: str) -> Any:
+        """The arrays besides the weights that all vectors depend on, as a pytree."""
+        ...
+
+    def vector(self, weights: Any, inputs: Any) -> Float[Any, "out features"]:
+        """The vector of a model, of NumPy; JAX traces those of dense spaces for derivatives."""
+        ...
 
 
 class EntrySpace(NamedTuple):
@@ -120,68 +180,6 @@ def entries(models: Sequence[Kinds], metric: Metric, n_ctx: int | None) -> Entry
         return None
     lifted = any(kind.constant for kind in flat)
     return EntrySpace(models[0][0].d_in, models[0][-1].d_out, lifted)
-
-
-_LARGEST = 2**24  # most numbers in a vector of a combination, 128 MiB
-
-
-class FeatureSpace(Hashable, Protocol):
-    """A way to make vectors of models. Hashable, as a key of what is kept."""
-
-    @property
-    def route(self) -> str:
-        """Name of the route that the space offers, among the routes of a run."""
-        ...
-
-    @property
-    def d_out(self) -> int:
-        """Number of outputs of the models."""
-        ...
-
-    @property
-    def length(self) -> int:
-        """Number of features per output."""
-        ...
-
-    @property
-    def parts(self) -> Sequence[FeatureSpace]:
-        """Spaces that are made in turn; dot products are sums over the parts."""
-        ...
-
-    @property
-    def at_once(self) -> int:
-        """Most models with vectors that are made at one time, in threads."""
-        ...
-
-    @property
-    def is_sparse(self) -> bool:
-        """Whether models have too many zeros for any plan to be as short."""
-        ...
-
-    @property
-    def tells_mean(self) -> bool:
-        """Whether the first feature is the mean of the outputs over the inputs."""
-        ...
-
-    def multiplications(self, layers: Kinds) -> int:
-        """Number of scalar multiplications for the vector of a single model."""
-        ...
-
-    def in_flight(self, layers: Kinds, models: int) -> int:
-        """Number of elements of intermediates while a part of some models' vectors is made."""
-        ...
-
-    def weights(self, model: Model) -> Any:
-        """The arrays of a model as a pytree, of equal shapes for models of equal kinds."""
-        ...
-
-    def inputs(self, metric: Metric, dtype: str) -> Any:
-        """The arrays besides the weights that all vectors depend on, as a pytree."""
-        ...
-
-    def vector(self, weights: Any, inputs: Any) -> Float[Any, "out features"]:
-        """The vector of a model, of NumPy; JAX traces those of dense spaces for derivatives."""
-        ...
 
 
 def spaces(

@@ -46,6 +46,8 @@ ROADS = (
     "standard error"
 )
 """Advice where no closed form is known."""
+_MIDDLE = (0.5 - math.sqrt(1 / 12), 0.5 + math.sqrt(1 / 12))
+"""Nodes of Gauss-Legendre quadrature on [0, 1] with two points of equal weight."""
 
 
 def answers(models: Iterable[Model], metric: Metric) -> bool:
@@ -369,10 +371,6 @@ def _with_residual(
         if state.bias is not None:
             constant = add(skip * state.bias, constant)
     return units._replace(down=down, linear=linear, constant=constant)
-
-
-_MIDDLE = (0.5 - math.sqrt(1 / 12), 0.5 + math.sqrt(1 / 12))
-"""Nodes of Gauss-Legendre quadrature on [0, 1] with two points of equal weight."""
 
 
 def small_differences(

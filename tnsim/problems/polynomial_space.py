@@ -52,6 +52,11 @@ from tnsim.sessions import session_cache
 
 Series: TypeAlias = dict[int, Any]
 """Coefficients (units, numbers) of several polynomials by order; missing orders are zero."""
+_MATRIX = 2**22  # most elements of a matrix from which a block is read
+_SMALL = 2**22  # elements of a matrix so small that several models are made together
+_TOGETHER = 4  # small models that are made together
+_LONGEST = 2**31  # most numbers of a model's vector, 16 GiB in float64
+_WAYS = 2**8  # most ways to split an index; reading more takes longer than any product
 
 
 class IndexBlock(NamedTuple):
@@ -295,21 +300,6 @@ def _multiplying_layer(roles: dict[str, Any]) -> MergedLayer:
         return MergedLayer(legs, roles[DOWN], None)
     skip = roles[SKIP]  # the factor of the input, at the constant's place
     return MergedLayer(legs, roles[DOWN], skip[0] * np.eye(len(skip), dtype=skip.dtype))
-
-
-_MATRIX = 2**22  # most elements of a matrix from which a block is read
-
-
-_SMALL = 2**22  # elements of a matrix so small that several models are made together
-
-
-_TOGETHER = 4  # small models that are made together
-
-
-_LONGEST = 2**31  # most numbers of a model's vector, 16 GiB in float64
-
-
-_WAYS = 2**8  # most ways to split an index; reading more takes longer than any product
 
 
 class PolynomialSpace(NamedTuple):

@@ -114,6 +114,10 @@ from tnsim.problems.tensors.lifted import symmetric_shapes
 
 MAX_ELEMENTS = 2**27
 """Largest number of entries of W; larger models are contracted through hidden units alone."""
+Powers = tuple[tuple[str, int], ...]
+"""Scale groups of a definition, each with the power to which its scale enters."""
+MAX_LEGS = 20
+"""Most legs of both models together: 20 have 654,729,075 pairings, 32 have 1.9 * 10^17."""
 
 
 def has_upper_tensors(parts: TreeOperands) -> bool:
@@ -260,10 +264,6 @@ def crossing_part(edges: Sequence[Edge], bras: int, nodes: int) -> Crossing:
     free = sum(node < bras for node in kept)
     renamed = tuple((number[u], number[v]) for u, v in edges if u in number)
     return Crossing((free, len(kept) - free), renamed)
-
-
-Powers = tuple[tuple[str, int], ...]
-"""Scale groups of a definition, each with the power to which its scale enters."""
 
 
 def _product(
@@ -459,10 +459,6 @@ def _at_outputs(parts: TreeOperands, pair: Pair) -> Definition:
     for side, unit in zip(pair, ("h", "g"), strict=True):
         operands.append(Operand(output_factor(side, parts.depth(side) - 1), ("k", unit)))
     return _between(pair, units_at_outputs(pair), ("h", "g"), (*operands, *parts.trace))
-
-
-MAX_LEGS = 20
-"""Most legs of both models together: 20 have 654,729,075 pairings, 32 have 1.9 * 10^17."""
 
 
 def fold_trees(

@@ -39,8 +39,9 @@ from tnsim.engine.costs import Round
 from tnsim.engine.ir.matmul_form import MatrixProduct, host_product
 from tnsim.engine.ir.program import Operation, Program, n_iterations
 from tnsim.engine.ir.stages import WholePlan
+from tnsim.engine.runtime.devices import processors
 from tnsim.engine.runtime.stacking import Axes, Stacked, aligned, stacked_program
-from tnsim.engine.runtime.threads import Order, processors, shared
+from tnsim.engine.runtime.threads import Order, shared
 from tnsim.scaled import Numeric, scale_exponent, shifted
 from tnsim.sessions import per_object_cache
 
@@ -50,23 +51,16 @@ Function = Callable[..., Any]
 
 REPAYS = 1e-3
 """Seconds of work of one core that repay waking threads."""
-
-
 _LARGE = 2**24
 """Multiplications of a product of matrices whose blocks are shared, a millisecond."""
-
-
+_BLOCKS, _LEAST_SIDE = 4, 128
+"""Most blocks of an array that threads share, and fewest rows or columns of those of a product."""
 _LARGE_ENTRIES = 2**20
 """Entries of an array whose blocks are shared where it is passed entry by entry, a millisecond."""
-
-
 _FUSED = 64
 """Most multiplications of a matrix product that XLA compiles as a loop. Compiling the gradient of
 an attention layer takes three quarters of the seconds, and the program is as fast."""
-
-
-_BLOCKS, _LEAST_SIDE = 4, 128
-"""Most blocks of such a product, and fewest rows or columns of a block."""
+_WHOLE = slice(None)
 
 
 class Call(NamedTuple):
@@ -522,9 +516,6 @@ def turn_indices(loop: Operation, sizes: Sizes, number: Any) -> dict[int, Any]:
         number, at[label] = number // sizes[label], number % sizes[label]
     at[first] = number  # the last digit needs no remainder
     return at
-
-
-_WHOLE = slice(None)
 
 
 def place(labels: Labels, at: Mapping[int, int], block: int) -> tuple[Any, ...]:

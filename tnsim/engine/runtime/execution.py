@@ -47,18 +47,14 @@ from tnsim.errors import ModelError
 
 Tier = Literal["interpret", "compile", "trace"]
 """NumPy at once, compiled programs of XLA, or inside a trace of the caller's."""
-
-
 _SMALL = 2**14  # most elements of arrays that a compiled program places faster than `device_put`
-
-
 _SHORT = 2**20  # most elements of a round that is not waited for: 8 MiB in float64
-
-
 _AHEAD = 2**22  # most elements of all rounds not waited for: 32 MiB in float64
-
-
 _TRIMMED = 2**22  # a round of more elements gives freed memory back first: 32 MiB in float64
+LONGEST = 100
+"""Most operations of a plan that becomes one compiled program; 100 compile in half a second."""
+LARGEST = 2**20
+"""Most elements alive at once in such a plan: beyond, arithmetic takes longer than is saved."""
 
 
 class Result(NamedTuple):
@@ -342,14 +338,6 @@ def function(wanted: Wanted[Program]) -> Run:
     """The function of JAX arrays that is compiled for a program."""
     stage = Stage.of(wanted.work, wanted.over, jnp)
     return lambda inputs: stage(inputs)  # JAX keeps weak references to functions
-
-
-LONGEST = 100
-"""Most operations of a plan that becomes one compiled program; 100 compile in half a second."""
-
-
-LARGEST = 2**20
-"""Most elements alive at once in such a plan: beyond, arithmetic takes longer than is saved."""
 
 
 def fetched(plan: Plan, arrays: Mapping[str, Any], tier: Tier = "compile") -> Result:

@@ -54,9 +54,10 @@ from tnsim.engine.runtime.binding import (
     turn_indices,
 )
 from tnsim.engine.runtime.compiling import Wanted, ready
+from tnsim.engine.runtime.devices import processors
 from tnsim.engine.runtime.execution import Result
 from tnsim.engine.runtime.stacking import Run, stacked_stages
-from tnsim.engine.runtime.threads import one_blas_thread, processors, shared
+from tnsim.engine.runtime.threads import one_blas_thread, shared
 from tnsim.engine.runtime.tiers import tier_in_use
 from tnsim.scaled import shifted
 from tnsim.sessions import per_object_cache, session

@@ -27,23 +27,15 @@ from tnsim.errors import ModelError, in_one_line
 from tnsim.sessions import session_cache
 
 Labels = tuple[int, ...]
-
-
 Path = tuple[tuple[int, int], ...]
 """A contraction path in SSA form.
 
 Each step names two tensors by number: operands first, then the results of earlier steps.
 """
-
-
 OPTIMAL_UP_TO = 10
 """Largest number of tensors for which optimal paths are searched."""
-
-
 TRIALS = 32
 """Number of random-greedy paths of a longer product."""
-
-
 SUBTREE = 8
 """Number of tensors up to which subtrees of dear products become optimal."""
 

@@ -28,6 +28,28 @@ from tnsim.errors import TooLarge
 Structure = tuple[tuple[tuple[int, ...], ...], tuple[int, ...], tuple[tuple[int, int], ...]]
 """The labels of each reduced operand, the labels of the output, and pairs (label, size) of all
 labels, where labels are numbers."""
+Shapes = tuple[tuple[int, ...], ...]
+Sizes = dict[str, tuple[int, ...]]
+"""The shapes of arrays by name."""
+Choices = tuple[tuple[int, tuple], ...]
+"""The way in which a sum is written, as a pair (number, choices) per term.
+
+Number 0 is the product of the term, n its n-th alternative; the choices say how that alternative is
+written.
+"""
+MATTERS, HEAVY = 1e-3, 1e-2
+"""Shares of a stage's price from which on a term is searched a second and a third time."""
+GAINS, SAVES = 10**5, 3 * 10**7
+"""Prices from which on a term is searched a second and a third time.
+
+These searches take 1 and 10 ms, which cheaper routes of such a term save within some 50 runs.
+"""
+ALIKE = 2
+"""Ratio to the cheapest way of a term up to which another way may share enough to be cheaper."""
+MOST_CHECKED = 50
+"""Number of products of a definition whose least work is found before the search of a stage."""
+HOPELESS = 64
+"""Ratio to the cheapest way of a term beyond which another way is not searched again."""
 
 
 def _structure_of(term: Term, indices: tuple[str, ...], sizes: Sizes) -> Structure:
@@ -179,44 +201,6 @@ def _in_chunks(
     # all turns.
     turns = math.prod(sizes[label] for label in chunks)
     return Use(builder.computed(operation, turns * body.multiplications), output)
-
-
-Shapes = tuple[tuple[int, ...], ...]
-
-
-Sizes = dict[str, tuple[int, ...]]
-"""The shapes of arrays by name."""
-
-
-Choices = tuple[tuple[int, tuple], ...]
-"""The way in which a sum is written, as a pair (number, choices) per term.
-
-Number 0 is the product of the term, n its n-th alternative; the choices say how that alternative is
-written.
-"""
-
-
-MATTERS, HEAVY = 1e-3, 1e-2
-"""Shares of a stage's price from which on a term is searched a second and a third time."""
-
-
-GAINS, SAVES = 10**5, 3 * 10**7
-"""Prices from which on a term is searched a second and a third time.
-
-These searches take 1 and 10 ms, which cheaper routes of such a term save within some 50 runs.
-"""
-
-
-ALIKE = 2
-"""Ratio to the cheapest way of a term up to which another way may share enough to be cheaper."""
-
-
-MOST_CHECKED = 50
-"""Number of products of a definition whose least work is found before the search of a stage."""
-
-
-HOPELESS = 64
-"""Ratio to the cheapest way of a term beyond which another way is not searched again."""
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,6 @@ from tnsim.engine.passes import layout
 from tnsim.engine.search.canonical import Labels, Tensor, canonical
 
 Label = int | str
-
-
 Forms = dict[tuple, tuple[Hashable, Labels]]
 """Results of `canonical`, by its arguments."""
 

@@ -31,11 +31,11 @@ from tnsim.engine.search.sums import total
 
 Axes = dict[str, int]
 """The axis of a loop's index in each array that has the index, by name."""
-
-
 MOST_TURNS = 2
 """Most turns of a loop that run at once: more turns need more memory and use the cores little
 better."""
+TURNS_ROOM = 8
+"""Elements that the turns of a loop running at once may take, in multiples of `large`."""
 
 
 class Assembly:
@@ -237,10 +237,6 @@ def _without_axes(definition: Definition, axes: Axes) -> Definition:
 def _dropped_item(items: tuple, place: int | None) -> tuple:
     """The items without the item at a position, all items where the position is None."""
     return items if place is None else items[:place] + items[place + 1 :]
-
-
-TURNS_ROOM = 8
-"""Elements that the turns of a loop running at once may take, in multiples of `large`."""
 
 
 def build_program(

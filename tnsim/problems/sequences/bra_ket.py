@@ -17,14 +17,13 @@ from tnsim.problems.sequences.notation import FIRST, KEY_POSITION, Leg, Product
 from tnsim.problems.tensors.kinds import LayerKind
 
 MEAN_AXES: dict[PositionForm, tuple[str, ...]] = {"alike": ("k",), "each": ("s", "k")}
-
-
 COVARIANCE_AXES: dict[PositionForm, tuple[str, ...]] = {
     "alike": ("k", "l"),
     "each": ("s", "k", "l"),
     "full": ("s", "k", "S", "l"),
 }
 """Axes of a mean and of a covariance of outputs by form."""
+_READ_AT_KEYS = (*(key for _, key in SCORES), VALUE)
 
 
 class Moment(NamedTuple):
@@ -116,9 +115,6 @@ class LayerStep:
         """Order of a model's layer. A model that waits applies the identity, of order 1."""
         kind = self.kinds[model]
         return 1 if kind is None else kind.order
-
-
-_READ_AT_KEYS = (*(key for _, key in SCORES), VALUE)
 
 
 class BraKet:

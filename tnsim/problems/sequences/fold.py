@@ -72,6 +72,8 @@ from tnsim.problems.tensors.kinds import Kinds, LayerKind
 from tnsim.problems.tensors.positional import sequence_shapes
 
 Powers = tuple[tuple[str, int], ...]
+Layers = dict[ModelName, int | None]
+"""Numbers of the layers that one step applies, by model; None where a model waits."""
 
 
 class Scales(NamedTuple):
@@ -158,10 +160,6 @@ class Scales(NamedTuple):
 def _size_name(step: LayerStep, model: ModelName) -> str:
     """Name of the second moments of a model's state above a step."""
     return f"size.{model}{step.suffix}"
-
-
-Layers = dict[ModelName, int | None]
-"""Numbers of the layers that one step applies, by model; None where a model waits."""
 
 
 def fold_sequences(

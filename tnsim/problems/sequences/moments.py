@@ -49,6 +49,9 @@ class OutputMean(NamedTuple):
     stage: Stage = Stage(())
 
 
+Means = Mapping[ModelName, OutputMean]
+
+
 def output_mean(step: LayerStep, model: ModelName) -> OutputMean:
     """The mean of a layer's output, or for the tree metrics its value at the zero input."""
     names = BraKet(step, Pair(model, model), one_position=True)
@@ -95,9 +98,6 @@ def _bias_summand(names: BraKet) -> list[Summand]:
         return []
     product = (names.leaf("bra", bias_of(kind.down), "k"), *names.ones("bra", kind.order))
     return [Summand(1.0, product)]
-
-
-Means = Mapping[ModelName, OutputMean]
 
 
 def output_covariance(
