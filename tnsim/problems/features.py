@@ -106,12 +106,12 @@ class FeatureSpace(Hashable, Protocol):
         """The arrays of a model as a pytree, of equal shapes for models of equal kinds."""
         ...
 
-    def inputs(self, metric: Metric, dtype: str) -> Any:
+    def inputs(self, metric: Metric) -> Any:
         """The arrays besides the weights that all vectors depend on, as a pytree."""
         ...
 
     def vector(self, weights: Any, inputs: Any) -> Float[Any, "out features"]:
-        """The vector of a model, of NumPy; JAX traces those of dense spaces for derivatives."""
+        """The vector of a model from its weights, in NumPy's float64."""
         ...
 
 
@@ -147,7 +147,7 @@ class EntrySpace(NamedTuple):
     def weights(self, model: Model) -> list[dict[str, Any]]:
         return [arrays(layer, self.lifted) for layer in model.layers]
 
-    def inputs(self, metric: Metric, dtype: str) -> None:
+    def inputs(self, metric: Metric) -> None:
         return None
 
     def vector(self, weights: list[dict[str, Any]], inputs: None) -> Float[Any, "out entries"]:
@@ -155,15 +155,14 @@ class EntrySpace(NamedTuple):
         before, (layer,) = merged_layers(weights)
         left, right = (leg if before is None else leg @ before for leg in layer.legs)
         outputs = slice(int(self.lifted), None)
-        down, xp = layer.down[outputs], library(left)
         # Entries (out, i, j) of the bilinear form.
-        form = xp.einsum("oh,hi,hj->oij", down, left, right)
+        form = np.einsum("oh,hi,hj->oij", layer.down[outputs], left, right)
         if layer.copy is not None:
             copy = layer.copy[outputs]
             copy = copy if before is None else copy @ before
             # A skip reads x on one leg and the constant, coordinate 0, on the other, in both ways
             # with weight 1/2.
-            one = xp.eye(1, copy.shape[1], dtype=copy.dtype)[0]
+            one = np.eye(1, copy.shape[1])[0]
             form = form + 0.5 * (copy[:, :, None] * one + one[:, None] * copy[:, None, :])
         return form.reshape(len(form), -1)
 
@@ -377,7 +376,7 @@ def _of_models(
     models: Sequence[Model], space: FeatureSpace, metric: Metric, keep: bool
 ) -> tuple[Float[np.ndarray, "models out features"], Float[np.ndarray, " models"]]:
     """Features of all models, and the exponents of their scales; some models at a time."""
-    inputs = space.inputs(metric, "float64")
+    inputs = space.inputs(metric)
     key = _of_models, space, digest_of(inputs)
 
     def vector(model: Model) -> Float[np.ndarray, "out features"]:
