@@ -17,10 +17,8 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 Side = Literal["A", "B"]
-SIDES: tuple[Side, Side] = ("A", "B")
-
-ModelName = Side
 """Name of one of the two models under comparison."""
+SIDES: tuple[Side, Side] = ("A", "B")
 Slot = Literal["bra", "ket"]
 """Place of a model in an inner product: in <A|A>, model A has both places."""
 SLOTS: tuple[Slot, Slot] = ("bra", "ket")
