@@ -41,7 +41,7 @@ MOST_PAIRED = 4
 """Most factors of a layer whose pairings are summed up by plans: 105 pairings of eight legs take
 seconds to plan, 945 of ten take minutes."""
 
-ROADS = (
+BY_DRAWS = (
     "use Empirical(inputs), or Empirical.normal(mean, cov, samples) for an estimate with its "
     "standard error"
 )
@@ -130,14 +130,14 @@ def _check_layers(model: Model, metric: Metric) -> None:
     if depth > 1 and type(metric) is Gaussian:
         raise UnsupportedLayer(
             f"Gaussian is exact beside an activation for one nonlinear layer, found {depth} in a "
-            f"model: {_advice_on_compositions(model)}{ROADS}; GaussianClosure(mean, cov) takes "
+            f"model: {_advice_on_compositions(model)}{BY_DRAWS}; GaussianClosure(mean, cov) takes "
             "hidden states for Gaussian, a similarity of its own and no estimate"
         )
     for layer in layers:
         if layer.mixes_positions:
             raise UnsupportedLayer(
                 f"{type(metric).__name__} compares an activation with layers that act on every "
-                f"position alone, found {layer.name}: {ROADS}"
+                f"position alone, found {layer.name}: {BY_DRAWS}"
             )
 
 

@@ -370,8 +370,8 @@ def mean_part(model: PreparedModel) -> ScaledSum:
     return contribution(values, np.float64(0.0))
 
 
-def on_host(value: ScaledSum) -> ScaledSum:
-    """The value in NumPy's float64."""
+def host_sum(value: ScaledSum) -> ScaledSum:
+    """The sum in NumPy's float64."""
     return ScaledSum(*(np.asarray(array, np.float64) for array in value))
 
 

@@ -84,15 +84,15 @@ from tnsim.names import (
     Side,
 )
 from tnsim.problems.diagrams import (
-    COORDINATE,
-    OUTPUT,
+    COORDINATE_INDEX,
+    OUTPUT_INDEX,
     Bottom,
     TreeOperands,
-    bond_index,
     first_layer,
     forms,
     layer_tensor,
     leg_factor,
+    node_bond,
     node_mean,
     output_factor,
     root_index,
@@ -190,7 +190,7 @@ def _tree_over(parts: TreeOperands, side: Side, nodes: list[str]) -> tuple[Opera
     """The layers above level 0, joined to nodes in the given order."""
     tree = parts.trees[side]
     names = {root_index("bra", tree): "k"}
-    names |= {bond_index("bra", 0, copy): node for copy, node in enumerate(nodes)}
+    names |= {node_bond("bra", 0, copy): node for copy, node in enumerate(nodes)}
     operands: list[Operand] = []
     for level, bond, legs in upper_nodes("bra", tree):
         operands += parts.node(side, level, bond, legs, dense=True)
@@ -557,7 +557,7 @@ def _inner_product(parts: TreeOperands, pair: Pair, cross_only: bool, slices: bo
         crossings.append(crossing_part(diagram.edges, bra.bottoms, bra.bottoms + ket.bottoms))
     if has_upper_tensors(parts):
         terms = _by_crossing(parts, pair, terms, crossings)
-    own = OUTPUT if parts.n_ctx == 1 else COORDINATE
+    own = OUTPUT_INDEX if parts.n_ctx == 1 else COORDINATE_INDEX
     indices = (own,) if slices else ()
     return Definition(pair.group, indices, tuple(terms), powers=_scale_powers(parts, pair))
 

@@ -11,8 +11,8 @@ orders axes itself, and fuses loops over entries.
 *Loops.* A turn is the bound body on slices of the arguments. NumPy deals turns to lanes, each of
 which adds up its own; the lanes are added in order. In JAX the body is traced once.
 
-*Stages* (`Stage`). The outputs of a program are divided by the scales of their groups, powers of
-two. Stacked axes of models are labels of their own, at the front of every array that has them.
+*Stages* (`BoundStage`). The outputs of a program are divided by the scales of their groups, powers
+of two. Stacked axes of models are labels of their own, at the front of every array that has them.
 
 *Threads.* Stages of a round, operations of a stage, lanes of a loop and blocks of a large product
 share the threads of a pool where their work repays it, with BLAS on one thread. Threads of BLAS
@@ -40,7 +40,7 @@ from tnsim.engine.ir.matmul_form import MatrixProduct, host_product
 from tnsim.engine.ir.program import Operation, Program, n_iterations
 from tnsim.engine.ir.stages import WholePlan
 from tnsim.engine.runtime.devices import processors
-from tnsim.engine.runtime.stacking import Axes, Stacked, aligned, stacked_program
+from tnsim.engine.runtime.stacking import Stacked, StackedAxes, aligned, stacked_program
 from tnsim.engine.runtime.threads import Order, shared
 from tnsim.scaled import Numeric, scale_exponent, shifted
 from tnsim.sessions import per_object_cache
@@ -603,7 +603,7 @@ def _loop(op: Operation, sizes: Sizes) -> Function:
     return run
 
 
-class Stage(NamedTuple):
+class BoundStage(NamedTuple):
     """The program of a stage, for stacks where arrays are stacked, bound.
 
     Attributes:
@@ -619,7 +619,7 @@ class Stage(NamedTuple):
     alone: tuple[bool, ...]
 
     @classmethod
-    def of(cls, program: Program, over: Stacked | None = None, xp: ModuleType = np) -> Stage:
+    def of(cls, program: Program, over: Stacked | None = None, xp: ModuleType = np) -> BoundStage:
         """The stage of a program.
 
         Args:
@@ -678,7 +678,7 @@ class Stage(NamedTuple):
         return given, [_without(x, axes) for x, axes in zip(exponents, over.scales, strict=True)]
 
 
-def _without(array: Any, axes: Axes) -> Any:
+def _without(array: Any, axes: StackedAxes) -> Any:
     """An array without the stacked axes that it lacks, which have size 1."""
     return array.squeeze(tuple(n for n, is_stacked in enumerate(axes) if not is_stacked))
 
@@ -691,7 +691,7 @@ class Prepared(NamedTuple):
         rounds: Stages that run at once, round after round.
     """
 
-    stages: tuple[Stage, ...]
+    stages: tuple[BoundStage, ...]
     rounds: tuple[Round, ...]
 
 
@@ -705,12 +705,12 @@ def prepared(whole: WholePlan, item: int, stacks: tuple[Stacked, ...]) -> Prepar
         stacks: Stacked axes of every stage.
     """
     # Stages of one program with the same stacks share what is bound.
-    made: dict[tuple[int, Stacked], Stage] = {}
+    made: dict[tuple[int, Stacked], BoundStage] = {}
     stages = []
     for stage, over in zip(whole.stages, stacks, strict=True):
         key = (stage.program, over)
         if key not in made:
-            made[key] = Stage.of(whole.programs[stage.program], over)
+            made[key] = BoundStage.of(whole.programs[stage.program], over)
         stages.append(made[key])
     rounds = costs.rounds(whole, [stage.program for stage in stages], item)
     return Prepared(tuple(stages), rounds)

@@ -32,13 +32,13 @@ from tnsim.engine.ir.dtypes import ITEM_BYTES
 from tnsim.engine.ir.program import Program
 from tnsim.engine.ir.stages import WholePlan
 from tnsim.engine.plan import Plan
-from tnsim.engine.runtime.binding import Stage, prepared, share_round
+from tnsim.engine.runtime.binding import BoundStage, prepared, share_round
 from tnsim.engine.runtime.compiling import Wanted, lie_on_default_device, ready
 from tnsim.engine.runtime.devices import give_back_freed, resident_bytes
 from tnsim.engine.runtime.stacking import (
-    Axes,
     Run,
     Stacked,
+    StackedAxes,
     aligned,
     stacked_stages,
 )
@@ -75,7 +75,7 @@ def run(
     plan: Plan,
     arrays: Mapping[str, Any],
     tier: Tier = "compile",
-    over: Mapping[str, Axes] = MappingProxyType({}),
+    over: Mapping[str, StackedAxes] = MappingProxyType({}),
 ) -> Result:
     """Run a plan on arrays.
 
@@ -181,7 +181,7 @@ def _one_by_one(calls: Sequence[Callable[[], Any]], each: Round) -> list[Any]:
 def _gathered(
     plan: Plan,
     stacks: Sequence[Stacked],
-    axes: Mapping[str, Axes],
+    axes: Mapping[str, StackedAxes],
     values: Mapping[str, Any],
     stage_exponents: Mapping[tuple[int, str], Any],
 ) -> Result:
@@ -261,7 +261,7 @@ def cast(array: Any, dtype: str) -> Any:
 
 
 def _stacked_sizes(
-    plan: Plan, arrays: Mapping[str, Any], over: Mapping[str, Axes]
+    plan: Plan, arrays: Mapping[str, Any], over: Mapping[str, StackedAxes]
 ) -> tuple[int, ...]:
     """Sizes of the stacked axes; an empty tuple without stacks.
 
@@ -331,12 +331,12 @@ def _runners(
         Wanted(program, None if over.nothing else over, dtype)
         for program, over in zip(programs, stacks, strict=True)
     ]
-    return ready(wanted, function)
+    return ready(wanted, stage_function)
 
 
-def function(wanted: Wanted[Program]) -> Run:
+def stage_function(wanted: Wanted[Program]) -> Run:
     """The function of JAX arrays that is compiled for a program."""
-    stage = Stage.of(wanted.work, wanted.over, jnp)
+    stage = BoundStage.of(wanted.work, wanted.over, jnp)
     return lambda inputs: stage(inputs)  # JAX keeps weak references to functions
 
 
@@ -407,7 +407,7 @@ def _numbers(plan: Plan, arrays: Mapping[str, Any], over: Stacked | None) -> np.
         over = dict(zip(names, own.inputs, strict=True))
         stacks, axes = stacked_stages(plan, own.sizes, over)
         stages = [
-            Stage.of(plan.programs[stage.program], stacked, jnp)
+            BoundStage.of(plan.programs[stage.program], stacked, jnp)
             for stage, stacked in zip(plan.stages, stacks, strict=True)
         ]
 

@@ -29,7 +29,7 @@ from tnsim.engine.search.routes import (
 from tnsim.engine.search.sharing import Builder, Forms, Use, WeightedValue, program_of
 from tnsim.engine.search.sums import total
 
-Axes = dict[str, int]
+IndexAxes = dict[str, int]
 """The axis of a loop's index in each array that has the index, by name."""
 MOST_TURNS = 2
 """Most turns of a loop that run at once: more turns need more memory and use the cores little
@@ -187,7 +187,7 @@ class Assembly:
         )
 
 
-def leading(definitions: Sequence[Definition], definition: Definition) -> Axes:
+def leading(definitions: Sequence[Definition], definition: Definition) -> IndexAxes:
     """The arrays that lead to a definition and have an axis for the first of its `loop_indices`.
 
     Args:
@@ -203,7 +203,7 @@ def leading(definitions: Sequence[Definition], definition: Definition) -> Axes:
     # Only intermediates may be computed inside the loop; a definition that later stages read exists
     # with its whole axis.
     steps = {d.name: d for d in definitions if not d.kept}
-    axes: Axes = {}
+    axes: IndexAxes = {}
     waiting = [(definition, definition.loop_indices[0])]
     # From the definition back to all that it is computed from, with the name that the index has
     # there.
@@ -221,7 +221,7 @@ def leading(definitions: Sequence[Definition], definition: Definition) -> Axes:
     return axes
 
 
-def _without_axes(definition: Definition, axes: Axes) -> Definition:
+def _without_axes(definition: Definition, axes: IndexAxes) -> Definition:
     """The definition at a single value of an index, without the axes of that index."""
     terms = []
     for term in definition.terms:
