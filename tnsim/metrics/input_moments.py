@@ -356,7 +356,7 @@ def marginals(metric: Metric, d: int, n_ctx: int | None) -> tuple[tuple[int, Any
     covs: Any = cov if over == "each" else [cov] * n_ctx
     if over == "full":  # blocks between positions are no moments of a single position
         covs = [every[s, :, s] for s, every in enumerate(covs)]
-    return tuple((1, *moments) for moments in zip(means, covs, strict=True))
+    return tuple((1, *own) for own in zip(means, covs, strict=True))
 
 
 def root_of(cov: Any, noise: float = _NOISE) -> Any:

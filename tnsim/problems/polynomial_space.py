@@ -523,13 +523,13 @@ def rule_of(models: Sequence[Kinds], metric: Metric) -> PairingRule | None:
 def orders_of(degree: int, lifted: bool, gaussian: bool) -> tuple[int, ...]:
     """Orders of the coefficients of the polynomials of some models.
 
+    Without constants a polynomial is homogeneous, and its Hermite coefficients are of even or of
+    odd order.
+
     Args:
         degree: Largest degree.
         lifted: Whether there are constants, so that all orders may occur.
         gaussian: Whether the coefficients are of Hermite polynomials instead of monomials.
-
-    Without constants a polynomial is homogeneous, and its Hermite coefficients are of even or of
-    odd order.
     """
     if lifted:
         return tuple(range(degree + 1))

@@ -262,8 +262,8 @@ def crossing_part(edges: Sequence[Edge], bras: int, nodes: int) -> Crossing:
     kept = [node for node in range(nodes) if part[node] in crossing]
     number = {node: n for n, node in enumerate(kept)}
     free = sum(node < bras for node in kept)
-    renamed = tuple((number[u], number[v]) for u, v in edges if u in number)
-    return Crossing((free, len(kept) - free), renamed)
+    crossed = tuple((number[u], number[v]) for u, v in edges if u in number)
+    return Crossing((free, len(kept) - free), crossed)
 
 
 def _product(
@@ -588,7 +588,7 @@ def _by_crossing(
     return joined
 
 
-def _scale_powers(parts: TreeOperands, pair: Pair) -> tuple[tuple[str, int], ...]:
+def _scale_powers(parts: TreeOperands, pair: Pair) -> Powers:
     """The scale groups of an inner product; a power counts the copies of an array in both trees."""
     powers: dict[str, int] = {}
     for side in pair:

@@ -122,10 +122,10 @@ def check_equal(data: Any, array: Any, tags: frozenset[str]) -> None:
 def listed(names: Iterable[str]) -> str:
     """A list of names in words, of which up to eight are shown."""
     names = list(names)
-    shown = ", ".join(repr(str(name)) for name in itertools.islice(names, 8))
+    first = ", ".join(repr(str(name)) for name in names[:8])
     if not names:
         return "none"
-    return shown if len(names) <= 8 else f"{shown} and {len(names) - 8} more"
+    return first if len(names) <= 8 else f"{first} and {len(names) - 8} more"
 
 
 def tag_set(tags: Tags) -> frozenset[str]:

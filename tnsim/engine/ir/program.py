@@ -120,6 +120,11 @@ class Program:
         return cls(tuple(map(shape, inputs)), tuple(numbered), given, **other)
 
     @property
+    def scaling(self) -> dict[str, Any]:
+        """The fields beside shapes, operations and outputs, for a program of equal outputs."""
+        return {"scales": self.scales, "powers": self.powers, "unshared": self.unshared}
+
+    @property
     def length(self) -> int:
         """Number of operations, those of loop bodies included."""
         bodies = [op.body for op in self.operations if op.body is not None]

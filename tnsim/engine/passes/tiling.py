@@ -183,8 +183,8 @@ def _with_loop(program: Program, region: _Region) -> Program:
     left = {n: op for n, op in enumerate(program.operations, first) if n not in region.axes}
     # The loop stands where the sum stood: everything that it reads is computed by then.
     left[region.end] = _loop(program, region)
-    scaling = {name: getattr(program, name) for name in ("scales", "powers", "unshared")}
-    return Program.of(left, range(first), program.outputs, program.shapes.__getitem__, **scaling)
+    shape = program.shapes.__getitem__
+    return Program.of(left, range(first), program.outputs, shape, **program.scaling)
 
 
 def _loop(program: Program, region: _Region) -> Operation:

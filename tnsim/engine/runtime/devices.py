@@ -184,9 +184,8 @@ def _compiling_addresses() -> int:
     """
     # Threads that run already have their stacks.
     started = _told(lambda: psutil.Process().num_threads()) or 0
-    processors = os.cpu_count() or 1
-    threads = max(0, _XLA_THREADS + _XLA_THREADS_PER_PROCESSOR * processors - started)
-    return threads * _HEAP_BYTES + _COMPILING_BYTES
+    threads = _XLA_THREADS + _XLA_THREADS_PER_PROCESSOR * (os.cpu_count() or 1) - started
+    return max(0, threads) * _HEAP_BYTES + _COMPILING_BYTES
 
 
 def give_back_freed() -> None:

@@ -251,7 +251,7 @@ def build_program(
         large: Elements beyond which an intermediate is computed in chunks.
     """
     search = RouteSearch(large)
-    search.cheapest_ways(stage, shapes)
+    search.cheapest_ways(stage, shapes)  # for the routes that it finds; terms have one way left
     # Both attempts share the canonical forms of networks.
     forms: Forms = {}
 

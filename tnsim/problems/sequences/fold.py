@@ -388,9 +388,7 @@ def _carried_value(
     return Definition(name + step.suffix, indices, (Term(1.0, product),), powers=powers)
 
 
-def _matched_layers(
-    models: Mapping[Side, Kinds],
-) -> tuple[Layers, ...]:
+def _matched_layers(models: Mapping[Side, Kinds]) -> tuple[Layers, ...]:
     """The layers that each step applies.
 
     Raises:
