@@ -23,8 +23,8 @@ import jax
 import numpy as np
 
 from tnsim.engine.ir.problem import Problem
-from tnsim.errors import ModelError, TooLarge
-from tnsim.metrics.categorical import Categorical, token_probabilities
+from tnsim.errors import TooLarge
+from tnsim.metrics.categorical import Categorical, positions_of, token_probabilities
 from tnsim.metrics.input_moments import (
     InputKind,
     SequenceInputs,
@@ -294,19 +294,15 @@ class Tokens(_RunOnce):
 
     @classmethod
     def of(cls, a: Model, b: Model | None, metric: Metric) -> Self:
-        if a.n_ctx is None:
-            raise ModelError(
-                "Categorical is a distribution of token sequences: "
-                "give tnsim.Model(layers, n_ctx=...) or load(..., n_ctx=...)"
-            )
-        if a.n_ctx > MAX_POSITIONS:
+        n_ctx = positions_of(a.n_ctx)
+        if n_ctx > MAX_POSITIONS:
             raise TooLarge(
                 "Categorical keeps tables over pairs of positions, here "
-                f"{a.n_ctx**2 / 2**27:.3g} GiB each for n_ctx={a.n_ctx}; "
+                f"{n_ctx**2 / 2**27:.3g} GiB each for n_ctx={n_ctx}; "
                 f"it is for up to {MAX_POSITIONS}: use a smaller n_ctx"
             )
         ket = None if b is None else token_kind(b)
-        family = cls(metric.name, token_kind(a), ket, a.n_ctx, ())
+        family = cls(metric.name, token_kind(a), ket, n_ctx, ())
         # Shapes of the leaves without their numbers: the arrays are evaluated abstractly, since a
         # table over a vocabulary would take memory.
         leaves = family._constants_of(metric, a.d_in)
