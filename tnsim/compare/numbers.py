@@ -37,7 +37,7 @@ from tnsim.errors import TnsimError
 from tnsim.metrics.protocol import Metric
 from tnsim.models.model import AnyModel, caveats, terms
 from tnsim.models.origin import warn_of_caveats
-from tnsim.problems.at_points import Sums, total
+from tnsim.problems.at_points import Sums, over_groups
 from tnsim.scaled import LOG_2, Scaled, ScaledSum, beyond_float, log_abs, over_outputs, power
 from tnsim.tables import html_table
 
@@ -59,7 +59,7 @@ def cosine_error(sums: Sums) -> Float[np.ndarray, "rows columns *out"] | None:
 
 
 def inner_error(sums: Sums) -> Float[np.ndarray, "rows columns"] | None:
-    """Standard errors of inner products, in the scale of `at_points.total`.
+    """Standard errors of inner products, in the scale of `over_groups`.
 
     None where a single group of points has all the weight.
     """
@@ -75,8 +75,8 @@ def inner_error(sums: Sums) -> Float[np.ndarray, "rows columns"] | None:
 def without_each(
     value: ScaledSum, counted: Bool[np.ndarray, " groups"]
 ) -> Scaled[Float[np.ndarray, "groups *pairs"]]:
-    """Sums over all other groups, for every counted group, in the scale of `at_points.total`."""
-    exponent = np.asarray(total(value).exponent)
+    """Sums over all other groups, for every counted group, in the scale of `over_groups`."""
+    exponent = np.asarray(over_groups(value).exponent)
     # Only a group of zeros may have a larger scale than the sum.
     factors = np.exp2(np.minimum(value.exponent - exponent, 0.0))
     groups = value.mantissa * over_outputs(factors, value.mantissa)

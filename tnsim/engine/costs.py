@@ -27,8 +27,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from tnsim.engine.ir.matmul_form import Labels, host_product
-from tnsim.engine.ir.program import Operation, Program, n_iterations
+from tnsim.engine.ir.matmul_form import host_product
+from tnsim.engine.ir.program import Labels, Operation, Program, n_iterations
 from tnsim.engine.ir.stages import Schedule, WholePlan
 from tnsim.sessions import per_object_cache
 
@@ -77,7 +77,7 @@ def _loops(program: Program) -> int:
         if op.body is not None:
             count += _loops(op.body)
             continue
-        if op.kind == "contract" and len(op.args) == 2:
+        if op.is_product:
             form = host_product(op.labels[0], op.labels[1], op.output, sizes)
         count += form is None or not (form.product.left and form.product.right)
     return count
@@ -279,7 +279,7 @@ def overwritten(program: Program) -> tuple[int | None, ...]:
     first = len(program.shapes)
     own = set()  # values that certainly share no memory with another value
     for number, op in enumerate(program.operations, first):
-        if op.kind == "sum" or (op.kind == "contract" and len(op.args) == 2):
+        if op.kind == "sum" or op.is_product:
             own.add(number)
     for op in program.operations:
         if op.kind == "contract" and len(op.args) == 1:  # may give its argument itself
@@ -288,7 +288,7 @@ def overwritten(program: Program) -> tuple[int | None, ...]:
     found: list[int | None] = []
     for n, op in enumerate(program.operations):
         place = None
-        if op.kind == "sum" or (op.kind == "contract" and len(op.args) == 2):
+        if op.kind == "sum" or op.is_product:
             for slot, a in enumerate(op.args):
                 is_last = a in own and program.readers[a][-1] == n and op.args.count(a) == 1
                 if is_last and op.labels[slot] == op.output and _is_entrywise(op):

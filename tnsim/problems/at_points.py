@@ -116,7 +116,7 @@ class Sums(NamedTuple):
         """The shares of squared norms that rows, and columns, have in their means, if asked for."""
         shares = []
         for means, norms in zip(self.means or (), (self.rows, self.columns), strict=False):
-            summed = over_last_axis(total(norms), slices=norms.mantissa.ndim > 2)
+            summed = over_last_axis(over_groups(norms), slices=norms.mantissa.ndim > 2)
             shares.append(share_of_squares(stacked(means), summed))
         return tuple(shares)
 
@@ -279,7 +279,7 @@ def _by_field(grams: Sequence[GramBlock]) -> list[list[ScaledSum]]:
     return [list(same) for same in zip(*grams, strict=True)]
 
 
-def total(value: ScaledSum) -> ScaledSum:
+def over_groups(value: ScaledSum) -> ScaledSum:
     """The sum of a value over groups."""
     groups = range(len(value.mantissa))
     return add([taken(value, n) for n in groups])

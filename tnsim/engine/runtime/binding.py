@@ -37,7 +37,7 @@ import numpy as np
 from tnsim.engine import costs
 from tnsim.engine.costs import Round
 from tnsim.engine.ir.matmul_form import MatrixProduct, host_product
-from tnsim.engine.ir.program import Operation, Program, n_iterations
+from tnsim.engine.ir.program import Labels, Operation, Program, n_iterations
 from tnsim.engine.ir.stages import WholePlan
 from tnsim.engine.runtime.devices import processors
 from tnsim.engine.runtime.stacking import Stacked, StackedAxes, aligned, stacked_program
@@ -45,7 +45,6 @@ from tnsim.engine.runtime.threads import Order, shared
 from tnsim.scaled import Numeric, scale_exponent, shifted
 from tnsim.sessions import per_object_cache
 
-Labels = tuple[int, ...]
 Sizes = Mapping[int, int]
 Function = Callable[..., Any]
 

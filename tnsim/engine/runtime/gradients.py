@@ -35,7 +35,7 @@ import numpy as np
 from tnsim.engine import costs
 from tnsim.engine.costs import Memory
 from tnsim.engine.ir.dtypes import ITEM_BYTES
-from tnsim.engine.ir.program import Operation, Program, n_iterations
+from tnsim.engine.ir.program import Labels, Operation, Program, n_iterations
 from tnsim.engine.plan import Plan
 from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.binding import (
@@ -43,7 +43,6 @@ from tnsim.engine.runtime.binding import (
     Bound,
     Call,
     Function,
-    Labels,
     Sizes,
     bind,
     operation_function,

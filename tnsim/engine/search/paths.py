@@ -21,12 +21,11 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from tnsim.engine.costs import CACHED, WRITING
-from tnsim.engine.ir.program import postorder
+from tnsim.engine.ir.program import Labels, postorder
 from tnsim.engine.search import progress
 from tnsim.errors import ModelError, in_one_line
 from tnsim.sessions import session_cache
 
-Labels = tuple[int, ...]
 Path = tuple[tuple[int, int], ...]
 """A contraction path in SSA form.
 
