@@ -71,7 +71,7 @@ class Kernels:
     """The route by sums over pairs of hidden units.
 
     Args:
-        question: Question that `answers` accepts.
+        question: Question that `has_kernels` accepts.
     """
 
     name = "kernels"
@@ -325,7 +325,7 @@ def prepared_under(model: Model, metric: Metric, dtype: str) -> PreparedModel:
     """A model under a metric, made once for as long as the model lives.
 
     Args:
-        model: Model that `answers` accepts under the metric, not traced.
+        model: Model that `has_kernels` accepts under the metric, not traced.
         metric: A Gaussian metric.
         dtype: Type of the arrays.
     """

@@ -296,7 +296,7 @@ def _kept(
         check()
         return search()
 
-    if (name := paths.foreign()) is not None:
+    if (name := paths.callers_searcher()) is not None:
         return searched(), name
     return session().results.get(
         key,

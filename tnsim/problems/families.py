@@ -74,7 +74,7 @@ _MOST_EXCHANGED = 5
 
 
 class _RunOnce:
-    """A family that reads models as they are, and a single run of a plan for the inner product.
+    """A family that reads models as they are, and whose plans run once.
 
     The constant is no coordinate of its outputs.
     """

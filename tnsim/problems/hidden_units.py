@@ -50,7 +50,7 @@ _MIDDLE = (0.5 - math.sqrt(1 / 12), 0.5 + math.sqrt(1 / 12))
 """Nodes of Gauss-Legendre quadrature on [0, 1] with two points of equal weight."""
 
 
-def answers(models: Iterable[Model], metric: Metric) -> bool:
+def has_kernels(models: Iterable[Model], metric: Metric) -> bool:
     """Whether the inner products of some models are sums over pairs of hidden units.
 
     Args:
@@ -67,7 +67,7 @@ def answers(models: Iterable[Model], metric: Metric) -> bool:
     Example:
         >>> import numpy as np, tnsim
         >>> rectified = tnsim.Model([tnsim.Linear(np.eye(2)), tnsim.Elementwise("relu")])
-        >>> answers([rectified], tnsim.Gaussian())
+        >>> has_kernels([rectified], tnsim.Gaussian())
         True
     """
     if adds_up(metric):
@@ -117,7 +117,7 @@ def tells_units_apart(models: Iterable[Model], metric: Metric) -> bool:
         True
     """
     models = list(models)
-    if answers(models, metric):
+    if has_kernels(models, metric):
         return True
     alone = all(nonlinear(kinds(model)) == 1 and not model.attends for model in models)
     return type(metric) is Gaussian and alone

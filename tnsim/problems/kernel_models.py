@@ -107,7 +107,7 @@ def under(
     """A model under a Gaussian metric, at every distinct position.
 
     Args:
-        model: Model that `hidden_units.answers` accepts under the metric.
+        model: Model that `hidden_units.has_kernels` accepts under the metric.
         metric: A Gaussian metric.
         dtype: Type of the arrays; of several segments float64.
         roots: Roots of the covariances of a single segment's input, see `roots_of`; None where

@@ -50,7 +50,7 @@ from tnsim.problems.alignment import align, check_shapes
 from tnsim.problems.base import moment_nodes
 from tnsim.problems.diagrams import tree
 from tnsim.problems.families import WholeTree
-from tnsim.problems.hidden_units import answers
+from tnsim.problems.hidden_units import has_kernels
 from tnsim.problems.kernel_models import last_segments, under
 from tnsim.problems.kernels import readout, whole_kernel
 from tnsim.problems.tensors.kinds import Kinds, kinds, nonlinear
@@ -246,7 +246,7 @@ def networks(
     check_untraced("networks", a, b, metric, instead=AS_EXPRESSION)
     a, b = in_numpy(a), in_numpy(b)
     # Kernels come first: models with an activation have no trees.
-    if isinstance(a, Model) and isinstance(b, Model) and answers([a, b], metric):
+    if isinstance(a, Model) and isinstance(b, Model) and has_kernels([a, b], metric):
         check_comparable(a, b)
         return _through_kernels(a, b, metric)
     check_models([a, b], max_tensors)

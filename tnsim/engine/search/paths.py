@@ -125,7 +125,7 @@ def searched_by(optimizer: Any) -> Iterator[None]:
         _SEARCH.reset(token)
 
 
-def foreign() -> str | None:
+def callers_searcher() -> str | None:
     """The name of the optimiser of a caller, None where paths are searched as always."""
     search = _SEARCH.get()
     if search is None:

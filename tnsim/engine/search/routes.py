@@ -236,7 +236,7 @@ class RouteSearch:
         self.found: dict[Structure, Route] = {}
         self.effort: dict[Structure, int] = {}
 
-    def look(self, key: Structure, effort: int) -> None:
+    def search(self, key: Structure, effort: int) -> None:
         """Search the route of a product unless it was searched with this effort or more."""
         if self.effort.get(key, -1) < effort:
             self.found[key] = paths.route(*key, effort, self.large)
@@ -244,7 +244,7 @@ class RouteSearch:
 
     def best(self, key: Structure) -> Route:
         """The cheapest route found for a product."""
-        self.look(key, 0)
+        self.search(key, 0)
         return self.found[key]
 
     def cheapest_ways(self, stage: Stage, shapes: Shapes) -> tuple[Choices, ...]:
@@ -282,7 +282,7 @@ class RouteSearch:
             return
         # A way that is sixty-four times as dear by its greedy path hardly becomes the cheapest.
         if self.best(candidate.key).price <= HOPELESS * cheapest:
-            self.look(candidate.key, effort)
+            self.search(candidate.key, effort)
         for terms in candidate.sums:
             if sum(map(self._cheapest_price, terms)) <= HOPELESS * cheapest:
                 for term in terms:
