@@ -242,7 +242,9 @@ def check_norm(
 
 
 def known(cosines: Cosine, norms: Sequence[ScaledSum], arithmetic: Arithmetic) -> Any:
-    """The cosines inside a trace, where nothing can be refused: NaN where `refuse` would raise.
+    """The cosines inside a trace, where nothing can be refused: NaN in its place.
+
+    So are cosines that `refuse` or `clipped` would not take, and those of norms without digits.
 
     Args:
         cosines: Cosines and the bounds of their errors.
@@ -260,6 +262,7 @@ def known(cosines: Cosine, norms: Sequence[ScaledSum], arithmetic: Arithmetic) -
         nan
     """
     is_lost = (cosines.error > USELESS) & (arithmetic.alone <= USELESS)
+    is_lost = is_lost | (abs(cosines.value) - 1 > cosines.error)
     for norm in norms:
         is_lost = is_lost | (norm.mantissa <= min(arithmetic.rounding, USELESS) * norm.size)
     return bounded(_without_lost(cosines.value, is_lost), cosines.error)
