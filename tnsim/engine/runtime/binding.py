@@ -632,18 +632,17 @@ class BoundStage(NamedTuple):
             program = stacked_program(program, over)
         # An output that nothing else gives and that is no input may be divided where it stands. A
         # reduction that changes nothing gives its argument.
-        alone = []
-        for number in program.outputs:
-            op = number - len(program.shapes)
-            is_new = op >= 0 and program.operations[op].labels != (program.operations[op].output,)
-            alone.append(is_new and program.outputs.count(number) == 1)
-        read = {a for op in program.operations if op.labels == (op.output,) for a in op.args}
-        alone = [a and n not in read for a, n in zip(alone, program.outputs, strict=True)]
+        first, outputs = len(program.shapes), program.outputs
+        in_common = set(range(first))
+        for number, op in enumerate(program.operations, first):
+            if op.labels == (op.output,):
+                in_common.update((number, *op.args))
+        alone = tuple(n not in in_common and outputs.count(n) == 1 for n in outputs)
         if xp is np and costs.runs_at_once(program):
             bound = _bound(program, xp, _order(program))
         else:
             bound = bind(program, xp)
-        return cls(program, bound, over, tuple(alone))
+        return cls(program, bound, over, alone)
 
     def __call__(self, inputs: Sequence[Numeric]) -> tuple[list[Any], list[Any]]:
         """Outputs divided by their scales, and the exponent of each scale."""

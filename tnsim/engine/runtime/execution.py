@@ -99,9 +99,8 @@ def run(
     sizes = _stacked_sizes(plan, arrays, over)
     stacks, axes = stacked_stages(plan, sizes, over)
     if tier == "interpret":
-        dtype = np.dtype(plan.dtype)
-        bound = prepared(plan.whole, dtype.itemsize, stacks)
-        values = {name: np.asarray(arrays[name], dtype, order="C") for name in plan.shapes}
+        bound = prepared(plan.whole, ITEM_BYTES[plan.dtype], stacks)
+        values = placed({name: arrays[name] for name in plan.shapes}, plan.dtype, tier)
         with one_blas_thread(), np.errstate(all="ignore"):
             exponents = _through(plan, bound.rounds, bound.stages, values, share_round)
         return _gathered(plan, stacks, axes, values, exponents)
