@@ -306,7 +306,7 @@ def _without_lost(values: Any, is_lost: Any) -> Any:
 
 def lost_half(norm: ScaledSum, dtype: str) -> bool:
     """Whether a squared norm has lost half of its digits to cancellation in its sum."""
-    return bool(np.any(np.sqrt(np.finfo(dtype).eps) * norm.size > abs(norm.mantissa)))
+    return bool(np.any(math.sqrt(EPS[dtype]) * norm.size > abs(norm.mantissa)))
 
 
 def clipped(cosines: Cosine, dtype: str) -> Any:
