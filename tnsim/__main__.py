@@ -15,14 +15,8 @@ from pathlib import Path
 from types import FrameType
 
 STATUS = 128 + signal.SIGINT  # the convention of shells for a process that a signal ends
-
-
 _CORE = "OPENBLAS_CORETYPE"  # names the kernels of NumPy's matrix products, before NumPy loads
-
-
 _COLLECTED = 100_000  # objects made between two looks for cyclic garbage
-
-
 _WIDE = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}  # what these kernels need
 
 

@@ -1,4 +1,7 @@
-"""The grammar of names: tags and indices of networks, names of leaves in plans.
+"""The grammar of names that users meet: tags and indices of networks, names of leaves in plans.
+
+No other module writes them. Names of definitions and indices inside a problem belong to the family
+that makes it (`problems.diagrams`, `problems.sequences.notation`).
 
 Tags of a quimb network (all of a tensor's tags at once):
 
@@ -8,8 +11,6 @@ Tags of a quimb network (all of a tensor's tags at once):
                `Q1`, `K1`, `Q2`, `K2`, `V`, `O`, `MASK` for attention
     copy       `COPY{j}`: which of the identical copies in the unrolled tree, 0 at the left
     operator   `SYMMETRISER`, `COVARIANCE`, `MEAN`, `KERNEL`: nodes that a metric inserts
-
-No other module writes an f-string that makes a tag, an index or a leaf name.
 """
 
 from __future__ import annotations
@@ -17,10 +18,8 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 Side = Literal["A", "B"]
-SIDES: tuple[Side, Side] = ("A", "B")
-
-ModelName = Side
 """Name of one of the two models under comparison."""
+SIDES: tuple[Side, Side] = ("A", "B")
 Slot = Literal["bra", "ket"]
 """Place of a model in an inner product: in <A|A>, model A has both places."""
 SLOTS: tuple[Slot, Slot] = ("bra", "ket")

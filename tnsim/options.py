@@ -30,8 +30,6 @@ from tnsim.errors import OptionError, printable
 P = ParamSpec("P")
 T = TypeVar("T")
 Class = TypeVar("Class", bound=type)
-
-
 _MOST = 2**1023  # integers beyond have no float
 
 

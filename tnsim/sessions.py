@@ -29,8 +29,6 @@ V = TypeVar("V")
 T = TypeVar("T")
 P = ParamSpec("P")
 Arguments = TypeVarTuple("Arguments")
-
-
 TIERS = ("auto", "interpret", "compile")
 
 

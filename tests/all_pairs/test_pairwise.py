@@ -276,7 +276,7 @@ def test_the_cheaper_route_is_planned():
 @backends.compiled
 def test_programs_are_compiled_once_per_shape(rng, monkeypatch, route):
     """Thirty pairs more of known shapes trace nothing; means run in NumPy in any tier."""
-    from tnsim.engine.runtime.binding import Stage
+    from tnsim.engine.runtime.binding import BoundStage
 
     def make(count):
         return [tnsim.Model([bilinear(rng, 3, 4, 2), bilinear(rng, 2, 3, 2)]) for _ in range(count)]
@@ -284,14 +284,14 @@ def test_programs_are_compiled_once_per_shape(rng, monkeypatch, route):
     route("contractions")
     tnsim.pairwise(make(8))
     traced = []
-    run = Stage.__call__
+    run = BoundStage.__call__
 
     def called(stage, inputs):
         if any(isinstance(x, jax.core.Tracer) for x in inputs):
             traced.append(stage)
         return run(stage, inputs)
 
-    monkeypatch.setattr(Stage, "__call__", called)
+    monkeypatch.setattr(BoundStage, "__call__", called)
     tnsim.pairwise(make(8))
     assert not traced
 

@@ -176,6 +176,11 @@ def test_all_verbs(rng):
     ((weight, network),) = tnsim.tensor_networks.networks(a, b, metric)
     assert "KERNEL" in network.tags
     assert_close(weight * network.contract(output_inds=()), inner, rtol=1e-13)
+    large = tnsim.Model([*a.layers, tnsim.Linear(1e200 * np.eye(len(a.layers[-1].weight)))])
+    weighted = tnsim.tensor_networks.networks(large, large, metric)
+    mantissa, exponent = tnsim.tensor_networks.contract(weighted, strip_exponent=True)
+    log = tnsim.log_inner(large, large, metric).log
+    assert_close(exponent * np.log(10) + np.log(mantissa), float(log), rtol=1e-13)
 
 
 @pytest.mark.slow
@@ -203,8 +208,12 @@ def test_hidden_units_whose_fourth_powers_are_no_floats(activation, rng):
 def test_squares_that_leave_the_range_of_floats_are_refused(rng):
     one, other = (mlp(rng, "relu2") for _ in range(2))
     far = tnsim.Model([tnsim.Linear(1e76 * one.layers[0].weight), *one.layers[1:]])
-    with refused(r"squares of hidden units leave the range of floats", tnsim.TnsimError):
-        tnsim.similarity(far, other)
+    for verb in (tnsim.similarity, tnsim.inner, tnsim.log_inner):
+        with refused(r"squares of hidden units leave the range of floats", tnsim.TnsimError):
+            verb(far, other)
+        with jax.enable_x64(True):  # a trace cannot refuse
+            traced = jax.jit(lambda a, verb=verb: jax.tree.leaves(verb(a, other))[-1])(far)
+        assert np.isnan(traced)
 
 
 def test_one_model_under_two_metrics(rng):

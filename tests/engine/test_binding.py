@@ -130,7 +130,7 @@ def test_programs_of_any_operations_in_jax(program):
     arrays = drawn(program.shapes)
     wanted, _ = eager.run_program(program, arrays)
     with execution.precision():
-        found, _ = binding.Stage.of(program, None, jnp)([jnp.asarray(x) for x in arrays])
+        found, _ = binding.BoundStage.of(program, None, jnp)([jnp.asarray(x) for x in arrays])
     for one, other in zip(found, wanted, strict=True):
         assert_close(
             np.asarray(one), other, scale=max(np.abs(other).max(initial=0.0), 1.0), rtol=1e-12

@@ -187,7 +187,7 @@ def test_a_loop_is_compiled_once():
         (np.arange(math.prod(shape), dtype=np.float32) % 50).reshape(shape)
         for shape in whole.shapes
     ]
-    lowered = jax.jit(lambda x: binding.Stage.of(whole, None, jnp)(x)).lower(arrays)
+    lowered = jax.jit(lambda x: binding.BoundStage.of(whole, None, jnp)(x)).lower(arrays)
     assert lowered.as_text().count("dot_general") == 1
     ((expected,), _), ((found,), _) = eager.run_program(whole, arrays), lowered.compile()(arrays)
     np.testing.assert_array_equal(found, expected)  # whole numbers below 2^24

@@ -162,7 +162,7 @@ def test_planned_arrays_hold_what_xla_allocates(make, metric, rng):
 def allocated_by_xla(program: Program) -> int:
     """Bytes of a compiled program by XLA's own count."""
     with execution.precision():
-        (compiled,) = compiling.ready([Wanted(program, None, "float64")], execution.function)
+        (compiled,) = compiling.ready([Wanted(program, None, "float64")], execution.stage_function)
     sizes = compiled.run.memory_analysis()
     allocated = sizes.argument_size_in_bytes + sizes.output_size_in_bytes
     return allocated + sizes.temp_size_in_bytes

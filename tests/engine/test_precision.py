@@ -301,6 +301,9 @@ def test_a_cosine_beyond_its_error_bound_is_our_error():
             rf"1\.011, outside .*\(use {said}an equal .* please report it", tnsim.TnsimError
         ):
             precision.clipped(Cosine(np.array([0.5, 1.011]), np.array([1e-9, 1e-3])), dtype)
+        beyond = Cosine(np.array([0.5, 1.011, 0.5]), np.array([1e-9, 1e-3, np.nan]))
+        known = precision.known(beyond, (), Arithmetic(2, dtype))  # a trace cannot refuse
+        assert np.isnan(known).tolist() == [False, True, True]
 
 
 def test_products_to_more_bits_are_the_same_in_blocks(rng, monkeypatch):

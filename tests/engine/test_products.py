@@ -9,7 +9,7 @@ from seeds import generator
 
 from tnsim.engine.ir.matmul_form import MatrixProduct, copied_entries, matrix_product
 from tnsim.engine.ir.program import Operation, Program
-from tnsim.engine.runtime.binding import Stage
+from tnsim.engine.runtime.binding import BoundStage
 
 SIZES = {0: 2, 1: 3, 2: 2, 3: 4, 4: 3, 5: 2}
 
@@ -33,7 +33,7 @@ def test_any_order_of_axes(axes):
     arrays = [rng.normal(size=[SIZES[n] for n in labels]) for labels in (first, second)]
     operation = Operation("contract", (0, 1), (first, second), output)
     program = Program(tuple(array.shape for array in arrays), (operation,), (2,))
-    (result,), _ = Stage.of(program, None, np)(arrays)
+    (result,), _ = BoundStage.of(program, None, np)(arrays)
     wanted = np.einsum(arrays[0], list(first), arrays[1], list(second), list(output))
     assert_close(result, wanted, scale=LARGEST, rtol=2e-13)
 

@@ -38,7 +38,7 @@ def made(program=PROGRAM, dtype="float64"):
     """The program of a program, forgotten by the process before."""
     tnsim.session().clear()
     with execution.precision():
-        (compiled,) = compiling.ready([Wanted(program, None, dtype)], execution.function)
+        (compiled,) = compiling.ready([Wanted(program, None, dtype)], execution.stage_function)
     return compiled
 
 
@@ -60,7 +60,7 @@ def compilations(monkeypatch):
 def test_a_kept_program_is_not_traced_and_gives_the_same_bits(folder, monkeypatch):
     fresh = value(made())
     np.testing.assert_array_equal(fresh, 2 * INPUTS[0] @ INPUTS[1])
-    monkeypatch.setattr(binding.Stage, "__call__", lambda *a: pytest.fail("traced again"))
+    monkeypatch.setattr(binding.BoundStage, "__call__", lambda *a: pytest.fail("traced again"))
     np.testing.assert_array_equal(value(made()), fresh)
 
 
@@ -252,8 +252,8 @@ def test_progress_is_told(folder):
     tnsim.session().clear()
     wanted = [Wanted(PROGRAM, None, dtype) for dtype in ("float64", "float32")]
     with execution.precision(), compiling.reporting(lambda *counts: told.append(counts)):
-        compiling.ready(wanted, execution.function)
-        compiling.ready(wanted, execution.function)
+        compiling.ready(wanted, execution.stage_function)
+        compiling.ready(wanted, execution.stage_function)
     assert told == [(0, 2), (1, 2), (2, 2)]
 
 

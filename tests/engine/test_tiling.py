@@ -15,7 +15,7 @@ from tnsim.engine.ir.plan_json import program_from_data
 from tnsim.engine.ir.program import Operation, Program
 from tnsim.engine.passes import tiling
 from tnsim.engine.passes.tiling import tiled
-from tnsim.engine.runtime.binding import Stage
+from tnsim.engine.runtime.binding import BoundStage
 from tnsim.engine.runtime.execution import precision
 
 
@@ -63,7 +63,7 @@ def test_a_chain_of_large_values_is_a_loop_over_blocks():
 
 def test_blocks_compiled():
     def compiled(program, arrays):
-        return jax.jit(lambda x: Stage.of(program, None, jnp)(x))(arrays)
+        return jax.jit(lambda x: BoundStage.of(program, None, jnp)(x))(arrays)
 
     with precision():
         assert_close(outputs(tiled(PROGRAM), compiled), outputs(PROGRAM), rtol=1e-12)

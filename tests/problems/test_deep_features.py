@@ -26,7 +26,7 @@ def vectors(models, metric):
     (space,) = spaces([kinds(model) for model in models], metric)
     parts = []
     for part in space.parts:
-        inputs = part.inputs(metric, "float64")
+        inputs = part.inputs(metric)
         parts.append(np.stack([part.vector(part.weights(model), inputs) for model in models]))
     found = np.concatenate(parts, axis=2)
     assert found.shape[:2] == (len(models), space.d_out)
@@ -93,7 +93,7 @@ def test_small_variances_are_kept(rng):
     cov[0, 1] = cov[1, 0] = 0.5e-12
     metric = tnsim.Gaussian(np.ones(3), cov)
     (space,) = spaces([kinds(tnsim.Model([linear(rng, 3, 1)]))], metric)
-    root = space.inputs(metric, "float64")[1][1:]
+    root = space.inputs(metric)[1][1:]
     assert root.shape == (3, 2)
     assert_close(root @ root.T, cov, rtol=1e-13)
 

@@ -403,6 +403,12 @@ def test_what_fits_no_expression_is_refused(rng):
         ring({"M": np.eye(4)})
     with refused("no tensor carries the tags 'N'; there are 'M', 'M0'"):
         ring({"N": np.eye(4)})
+    with refused(r"tags are texts, or tuples of texts, in a list; found \[0\]"):
+        ring({0: np.eye(4)})
+    with refused(
+        "arrays of Expression.__call__ must be a mapping or None", tnsim.errors.OptionError
+    ):
+        ring(np.eye(4))
     with refused(r"'M', 'M0' has shape \(3, 3\), planned was \(4, 4"):
         ring({"M0": np.eye(3)})
 

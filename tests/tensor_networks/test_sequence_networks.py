@@ -156,3 +156,5 @@ def test_deep_networks_of_sequences_join_whole_trees():
     )
     meet_inner(a, a, tnsim.Gaussian())
     meet_inner(a, b, tnsim.Symmetric())
+    line = tnsim.Model([tnsim.Linear([[2.0]], [1.0])], n_ctx=2)  # of odd degree, so it is raised
+    meet_inner(line, a, tnsim.Gaussian())

@@ -29,7 +29,7 @@ from tnsim.engine.plan import Plan
 from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.devices import backend, mesh, replicated, spread
 from tnsim.engine.runtime.execution import Result
-from tnsim.engine.runtime.stacking import Axes, aligned
+from tnsim.engine.runtime.stacking import StackedAxes, aligned
 from tnsim.models.model import Model
 from tnsim.names import Pair, Side, side_of
 from tnsim.problems.base import Family
@@ -162,7 +162,11 @@ def stack(
 
 
 def contracted(
-    pairs: Pairs, stacks: Sequence[tuple[Stack, Axes]], pair: Pair, setting: PairSetting, d_in: int
+    pairs: Pairs,
+    stacks: Sequence[tuple[Stack, StackedAxes]],
+    pair: Pair,
+    setting: PairSetting,
+    d_in: int,
 ) -> ScaledSum:
     """Inner products of stacks, as weighted sums over the second moments at which the plan runs.
 

@@ -15,7 +15,7 @@ from tnsim.compare.request import CROSS, SELF, Question
 from tnsim.engine.budget import Budget
 from tnsim.engine.ir.dtypes import ITEM_BYTES
 from tnsim.engine.plan import Plan
-from tnsim.engine.runtime.stacking import Axes
+from tnsim.engine.runtime.stacking import StackedAxes
 from tnsim.engine.runtime.tiers import seconds_of, tier_in_use
 from tnsim.names import SIDES, side_of
 from tnsim.problems.tensors.kinds import Kinds
@@ -132,7 +132,7 @@ def _batch_bytes(plan: Plan, budget: Budget) -> int:
 def _seconds(times: int, plan: Plan, tile: int, budget: Budget) -> float:
     """Seconds of a number of pairs with one plan, in the batches in which they run."""
     side = min(batched_plans.batch_side(plan, tile, budget), max(1, times))
-    over: dict[str, Axes] = {}
+    over: dict[str, StackedAxes] = {}
     for name in plan.shapes if side > 1 else ():
         owner = side_of(name)
         # The first stacked axis belongs to rows, the second to columns.

@@ -56,7 +56,7 @@ class AtThePoints(Way):
         """See `Way.norms`."""
         sums = self._sums(job, entries, entries)
         shares = sums.mean_shares() or [np.full(len(entries), np.nan)]
-        return NormBlock(job.finite(at_points.total(sums.rows)), shares[0])
+        return NormBlock(job.finite(at_points.over_groups(sums.rows)), shares[0])
 
     def tile(self, job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> Tile:
         """See `Way.tile`.
@@ -64,7 +64,7 @@ class AtThePoints(Way):
         Where a single group of draws has all the weight, errors are unknown, and infinite.
         """
         sums = self._sums(job, rows, columns)
-        products = job.finite(at_points.total(sums.products))
+        products = job.finite(at_points.over_groups(sums.products))
         if not self.points.drawn:
             return Tile(products)
         error = cosine_error(sums.over_outputs() if job.setting.slices else sums)

@@ -19,7 +19,7 @@ from tnsim.compare.estimates import Estimate
 from tnsim.compare.request import CROSS, Question
 from tnsim.engine.budget import Budget
 from tnsim.engine.runtime import execution
-from tnsim.problems.kernel_models import PreparedModel, mean_part, on_host, product_of
+from tnsim.problems.kernel_models import PreparedModel, host_sum, mean_part, product_of
 from tnsim.problems.kernels import KERNEL_DTYPE
 from tnsim.scaled import ScaledSum, stacked
 
@@ -58,7 +58,7 @@ class OverUnits(ByPairs):
 
 def _product(job: Job, a: PreparedModel, b: PreparedModel) -> ScaledSum:
     with execution.precision():
-        return on_host(product_of(a, b, job.setting.slices, job.setting.dtype))
+        return host_sum(product_of(a, b, job.setting.slices, job.setting.dtype))
 
 
 class KernelRun(RouteOfRun):

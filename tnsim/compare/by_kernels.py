@@ -41,13 +41,18 @@ from tnsim.metrics.protocol import Metric
 from tnsim.models.arrays import weights_dtype
 from tnsim.models.model import AnyModel, Model, kept_with, terms
 from tnsim.models.powers import with_powers
-from tnsim.problems.hidden_units import MOST_PAIRED, ROADS, hidden_units, small_differences
+from tnsim.problems.hidden_units import (
+    BY_DRAWS,
+    MOST_PAIRED,
+    hidden_units,
+    small_differences,
+)
 from tnsim.problems.kernel_models import (
     Meeting,
     PreparedModel,
+    host_sum,
     mean_part,
     meetings,
-    on_host,
     product_of,
     roots_of,
     segment_sizes,
@@ -66,7 +71,7 @@ class Kernels:
     """The route by sums over pairs of hidden units.
 
     Args:
-        question: Question that `answers` accepts.
+        question: Question that `has_kernels` accepts.
     """
 
     name = "kernels"
@@ -126,7 +131,7 @@ class Kernels:
             estimate,
             budget,
             f"{estimate.metric} of {first:,} x {second:,} hidden units",
-            less_work=f"{ROADS}, or a larger tnsim.Budget",
+            less_work=f"{BY_DRAWS}, or a larger tnsim.Budget",
             less_memory="use dtype='float32' or a larger tnsim.Budget",
             program_bytes=PROGRAM_BYTES,
         )
@@ -168,7 +173,7 @@ class Kernels:
             def product(m: PreparedModel, n: PreparedModel) -> ScaledSum:
                 key = id(m), id(n)  # the sums hold both
                 if key not in known:
-                    made = on_host(product_of(m, n, request.slices, request.dtype))
+                    made = host_sum(product_of(m, n, request.slices, request.dtype))
                     known[key] = known[id(n), id(m)] = made
                 return known[key]
 
@@ -320,7 +325,7 @@ def prepared_under(model: Model, metric: Metric, dtype: str) -> PreparedModel:
     """A model under a metric, made once for as long as the model lives.
 
     Args:
-        model: Model that `answers` accepts under the metric, not traced.
+        model: Model that `has_kernels` accepts under the metric, not traced.
         metric: A Gaussian metric.
         dtype: Type of the arrays.
     """

@@ -138,9 +138,9 @@ class AtPoints:
         sampled = at_points.with_cancellation(sampled, [one], [two], points)
         # Sums of forward passes are matrices of all rows with all columns; here each side is a row.
         values = {
-            "AB": taken(at_points.total(sampled.products), (0, 0)),
-            "AA": taken(at_points.total(sampled.rows), 0),
-            "BB": taken(at_points.total(sampled.columns), 0),
+            "AB": taken(at_points.over_groups(sampled.products), (0, 0)),
+            "AA": taken(at_points.over_groups(sampled.rows), 0),
+            "BB": taken(at_points.over_groups(sampled.columns), 0),
         }
         share = smaller_share(*(float(shares[0]) for shares in sampled.mean_shares()))
         return InnerProducts(values, 0.0, False, dtype, self.name, sampled, points.count, share)

@@ -154,10 +154,10 @@ def check(
 
 def _estimated_cosine(sums: Sums, arithmetic: Arithmetic) -> tuple[float, float]:
     """The cosine of the only pair, and the standard error of the cosine."""
-    norms = at_points.total(sums.rows), at_points.total(sums.columns)
+    norms = at_points.over_groups(sums.rows), at_points.over_groups(sums.columns)
     for norm, which in zip(norms, ("first", "second"), strict=True):
         precision.check_norm(norm, f"the {which} model, on the samples,", True, arithmetic)
-    cosines = precision.cosine(at_points.total(sums.products), *norms, arithmetic)
+    cosines = precision.cosine(at_points.over_groups(sums.products), *norms, arithmetic)
     errors = cosine_error(sums)
     assert errors is not None  # samples are drawn
     return float(precision.clipped(cosines, arithmetic.dtype)[0, 0]), float(errors[0, 0])

@@ -37,7 +37,7 @@ from tnsim.errors import TnsimError
 from tnsim.metrics.protocol import Metric
 from tnsim.models.model import AnyModel, caveats, terms
 from tnsim.models.origin import warn_of_caveats
-from tnsim.problems.at_points import Sums, total
+from tnsim.problems.at_points import Sums, over_groups
 from tnsim.scaled import LOG_2, Scaled, ScaledSum, beyond_float, log_abs, over_outputs, power
 from tnsim.tables import html_table
 
@@ -59,7 +59,7 @@ def cosine_error(sums: Sums) -> Float[np.ndarray, "rows columns *out"] | None:
 
 
 def inner_error(sums: Sums) -> Float[np.ndarray, "rows columns"] | None:
-    """Standard errors of inner products, in the scale of `at_points.total`.
+    """Standard errors of inner products, in the scale of `over_groups`.
 
     None where a single group of points has all the weight.
     """
@@ -75,8 +75,8 @@ def inner_error(sums: Sums) -> Float[np.ndarray, "rows columns"] | None:
 def without_each(
     value: ScaledSum, counted: Bool[np.ndarray, " groups"]
 ) -> Scaled[Float[np.ndarray, "groups *pairs"]]:
-    """Sums over all other groups, for every counted group, in the scale of `at_points.total`."""
-    exponent = np.asarray(total(value).exponent)
+    """Sums over all other groups, for every counted group, in the scale of `over_groups`."""
+    exponent = np.asarray(over_groups(value).exponent)
     # Only a group of zeros may have a larger scale than the sum.
     factors = np.exp2(np.minimum(value.exponent - exponent, 0.0))
     groups = value.mantissa * over_outputs(factors, value.mantissa)
@@ -351,7 +351,8 @@ def value(products: InnerProducts, models: Two, request: Request) -> Any:
         request: Question asked of them.
 
     Returns:
-        A `Number`; inside a trace an array, NaN where the product of two models has no digit left.
+        A `Number`; inside a trace an array, NaN where the product of two models has no digit left
+        or no error bound.
 
     Raises:
         TnsimError: The inner product is beyond float64.
@@ -360,7 +361,7 @@ def value(products: InnerProducts, models: Two, request: Request) -> Any:
     exponent = product.exponent + products.exponent
     number = power(product.mantissa, exponent)
     if products.traced:
-        return number
+        return precision.bounded(number, product.size)
     if beyond_float(number, product.mantissa):
         raise TnsimError(
             f"the inner product is about exp({exponent * LOG_2:.6g}), beyond float64; use log_inner"
@@ -382,13 +383,13 @@ def logarithm(products: InnerProducts, models: Two, request: Request) -> SignedL
 
     Returns:
         A `Number` each for sign and logarithm, which has the standard error; inside a trace arrays,
-        NaN where the product of two models has no digit left.
+        NaN where the product of two models has no digit left or no error bound.
     """
     product = products.values["AB"]
     log: Any = log_abs(product._replace(exponent=product.exponent + products.exponent))
     if products.traced:
         sign: Any = jnp.sign(product.mantissa)
-        return SignedLog(sign, log)
+        return SignedLog(*(precision.bounded(x, product.size) for x in (sign, log)))
     _report_rounding(products, models, request)
     error = None
     if product.mantissa != 0:

@@ -25,7 +25,7 @@ from tnsim.models.functions import Function, is_function, loaded, refused_under
 from tnsim.models.model import AnyModel, Model, terms
 from tnsim.names import Pair
 from tnsim.problems.at_points import Sums, Terms
-from tnsim.problems.hidden_units import answers
+from tnsim.problems.hidden_units import has_kernels
 from tnsim.problems.tensors.kinds import kinds, nonlinear
 from tnsim.scaled import ScaledSum
 
@@ -245,7 +245,7 @@ def estimated(metric: Any, models: Sequence[Any], n_ctx: int | None) -> Any:
         if not read:
             return metric  # neither models nor functions, which the comparison refuses
         try:
-            answers(read, metric)
+            has_kernels(read, metric)
         except UnsupportedLayer as refusal:
             log.info("no exact inner product, so an estimate is made: %s", refusal)
         else:
@@ -361,7 +361,7 @@ def check_comparison(a: Any, b: Any, metric: Any) -> None:
     one, two = terms(a)[0][1], terms(b)[0][1]
     check_numbers(*(model for model in (a, b) if not is_known_constant(model)))
     check_comparable(one, two)
-    answers([part for model in (a, b) for _, part in terms(model)], metric)
+    has_kernels([part for model in (a, b) for _, part in terms(model)], metric)
     if one.n_ctx is None and (one.attends or two.attends):
         raise ModelError(
             "attention is compared on sequences of one length: give n_ctx=, as in "

@@ -35,7 +35,7 @@ from tnsim.metrics.points import Points
 from tnsim.metrics.protocol import Metric, adds_up
 from tnsim.models.model import Model
 from tnsim.problems.features import FeatureSpace
-from tnsim.problems.hidden_units import answers
+from tnsim.problems.hidden_units import has_kernels
 
 
 class Weighed(Protocol):
@@ -117,7 +117,7 @@ def from_table(
         ModelError: The metric has no inputs for these models.
         UnsupportedLayer: An activation that no route can compare under the metric.
     """
-    if answers(models, metric):
+    if has_kernels(models, metric):
         return [ways.kernels()]
     held = () if adds_up(metric) else spaces()
     if sparse := [space for space in held if space.is_sparse]:

@@ -27,55 +27,38 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from tnsim.engine.ir.matmul_form import Labels, host_product
-from tnsim.engine.ir.program import Operation, Program, n_iterations
+from tnsim.engine.ir.matmul_form import host_product
+from tnsim.engine.ir.program import Labels, Operation, Program, n_iterations
 from tnsim.engine.ir.stages import Schedule, WholePlan
 from tnsim.sessions import per_object_cache
 
 CACHED, WRITING = 2**20, 128
 """An intermediate of more than CACHED elements leaves the processor's cache, and writing each of
 its elements costs about as much as WRITING multiplications."""
-
-
 AT_ONCE = 4
 """Most stages, or operations of a stage, that run at once: calls of NumPy begin under Python's
 lock."""
-
-
 AHEAD = 8
 """Most operations by which one that runs stands behind the first one that is not done."""
-
-
 _MIDDLE = 2**21, 2**28
 """Multiplications of the largest product of a program whose operations run at once: handing on
 smaller ones takes as long as they do, and blocks of larger ones keep all cores as busy."""
-
-
 _REPAYS = 1.5
 """Least time of a program's operations one after another, in times of its longest chain."""
-
-
 _AT_ONCE_BYTES = 2**29
 """Bytes that stages may take to run at once, where stages one by one need less."""
-
-
 _AT_ONCE_SECONDS = 0.2
 """Seconds from which a plan may take so much: a short plan gains nothing by several threads."""
-
-
 COMPILED = 1.4
 """Most bytes that compiled programs allocated in `benchmarks/memory.py`, beside those of compiling,
 as a multiple of those that NumPy takes (1.25), and some room."""
-
-
 PROGRAM_BYTES, LOOP_BYTES, REPEATING_BYTES = 112 * 2**20, 5 * 2**18, 86 * 2**20
 """Memory of compiling in a process that has compiled nothing before: XLA itself, every loop over
 entries of the programs that are compiled at once (matrix products are calls of a library), and the
 loops over runs of plans that run several times. Later programs reuse the memory of programs that
 are done."""
-
-
 _COMPILED_AT_ONCE = 2  # long programs that are compiled at once; short programs add little
+Sizes = dict[str, int]
 
 
 def program_bytes(plan: Schedule) -> int:
@@ -94,13 +77,10 @@ def _loops(program: Program) -> int:
         if op.body is not None:
             count += _loops(op.body)
             continue
-        if op.kind == "contract" and len(op.args) == 2:
+        if op.is_product:
             form = host_product(op.labels[0], op.labels[1], op.output, sizes)
         count += form is None or not (form.product.left and form.product.right)
     return count
-
-
-Sizes = dict[str, int]
 
 
 class Round(NamedTuple):
@@ -299,7 +279,7 @@ def overwritten(program: Program) -> tuple[int | None, ...]:
     first = len(program.shapes)
     own = set()  # values that certainly share no memory with another value
     for number, op in enumerate(program.operations, first):
-        if op.kind == "sum" or (op.kind == "contract" and len(op.args) == 2):
+        if op.kind == "sum" or op.is_product:
             own.add(number)
     for op in program.operations:
         if op.kind == "contract" and len(op.args) == 1:  # may give its argument itself
@@ -308,7 +288,7 @@ def overwritten(program: Program) -> tuple[int | None, ...]:
     found: list[int | None] = []
     for n, op in enumerate(program.operations):
         place = None
-        if op.kind == "sum" or (op.kind == "contract" and len(op.args) == 2):
+        if op.kind == "sum" or op.is_product:
             for slot, a in enumerate(op.args):
                 is_last = a in own and program.readers[a][-1] == n and op.args.count(a) == 1
                 if is_last and op.labels[slot] == op.output and _is_entrywise(op):

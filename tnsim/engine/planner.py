@@ -200,15 +200,11 @@ def _parts(program: Program) -> Iterator[tuple[Program, Sequence[int], Sequence[
         inside = {number: whole[number] for number in range(start, stop)}
         is_last = stop == ends[-1]
         # Scales are read off outputs, which are complete after the last part only.
-        scaling: dict[str, Any] = {}
-        gives = program.outputs
-        if is_last:
-            scaling = {name: getattr(program, name) for name in ("scales", "powers", "unshared")}
-        else:
+        scaling, gives = program.scaling, program.outputs
+        if not is_last:
             # A part gives only what a later part or the caller reads; the rest is freed at its end.
             later = set(program.outputs).union(*(whole[n].args for n in range(stop, ends[-1])))
-            gives = tuple(number for number in inside if number in later)
-            scaling["powers"] = ((),) * len(gives)
+            scaling, gives = {}, tuple(number for number in inside if number in later)
         # The last part may give values that an earlier part computed, without an operation that
         # reads them.
         takes = sorted(set(gives).union(*(op.args for op in inside.values())) - inside.keys())
@@ -300,7 +296,7 @@ def _kept(
         check()
         return search()
 
-    if (name := paths.foreign()) is not None:
+    if (name := paths.callers_searcher()) is not None:
         return searched(), name
     return session().results.get(
         key,

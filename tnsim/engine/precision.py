@@ -46,6 +46,10 @@ _SAFETY = 4.0  # the 4 of u = 4 n eps
 EPS = {dtype: float(np.finfo(dtype).eps) for dtype in ("float64", "float32")}
 """Distance of 1 and the next number, by dtype."""
 _EXPONENT_EPS = EPS["float64"]
+_ADVICE = (
+    "; compare models that differ more, or a difference of models with equal layers and nearly "
+    "equal weights, which loses nothing"
+)
 
 
 class Arithmetic(NamedTuple):
@@ -238,7 +242,9 @@ def check_norm(
 
 
 def known(cosines: Cosine, norms: Sequence[ScaledSum], arithmetic: Arithmetic) -> Any:
-    """The cosines inside a trace, where nothing can be refused: NaN where `refuse` would raise.
+    """The cosines inside a trace, where nothing can be refused: NaN in its place.
+
+    So are cosines that `refuse` or `clipped` would not take, and those of norms without digits.
 
     Args:
         cosines: Cosines and the bounds of their errors.
@@ -256,9 +262,10 @@ def known(cosines: Cosine, norms: Sequence[ScaledSum], arithmetic: Arithmetic) -
         nan
     """
     is_lost = (cosines.error > USELESS) & (arithmetic.alone <= USELESS)
+    is_lost = is_lost | (abs(cosines.value) - 1 > cosines.error)
     for norm in norms:
         is_lost = is_lost | (norm.mantissa <= min(arithmetic.rounding, USELESS) * norm.size)
-    return _without_lost(cosines.value, is_lost)
+    return bounded(_without_lost(cosines.value, is_lost), cosines.error)
 
 
 def known_product(product: ScaledSum, arithmetic: Arithmetic) -> ScaledSum:
@@ -278,6 +285,20 @@ def known_product(product: ScaledSum, arithmetic: Arithmetic) -> ScaledSum:
     return product._replace(mantissa=_without_lost(product.mantissa, is_lost))
 
 
+def bounded(values: Any, bounds: Any) -> Any:
+    """Values inside a trace: NaN where their bound is NaN, as `refuse` has it.
+
+    Args:
+        values: Numbers that are traced.
+        bounds: Bounds of their errors, or the sizes that bounds are made of.
+
+    Example:
+        >>> bounded(np.ones(2), np.array([0.5, np.nan])).tolist()
+        [1.0, nan]
+    """
+    return _without_lost(values, library(bounds).isnan(bounds))
+
+
 def _without_lost(values: Any, is_lost: Any) -> Any:
     """The values, NaN where they are lost, with a gradient of NaN as well."""
     return values * library(values).where(is_lost, np.nan, 1.0).astype(values.dtype)
@@ -285,7 +306,7 @@ def _without_lost(values: Any, is_lost: Any) -> Any:
 
 def lost_half(norm: ScaledSum, dtype: str) -> bool:
     """Whether a squared norm has lost half of its digits to cancellation in its sum."""
-    return bool(np.any(np.sqrt(np.finfo(dtype).eps) * norm.size > abs(norm.mantissa)))
+    return bool(np.any(math.sqrt(EPS[dtype]) * norm.size > abs(norm.mantissa)))
 
 
 def clipped(cosines: Cosine, dtype: str) -> Any:
@@ -373,9 +394,3 @@ def warn_of_error(error: float, what: str, arithmetic: Arithmetic) -> None:
             f"by {error:.1g}"
         )
     warn(message + arithmetic.advice, PrecisionWarning)
-
-
-_ADVICE = (
-    "; compare models that differ more, or a difference of models with equal layers and nearly "
-    "equal weights, which loses nothing"
-)

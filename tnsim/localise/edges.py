@@ -201,7 +201,7 @@ def edges_between(model: Model, by: str, setting: Setting) -> Edges:
         rows = [[(1.0, whole), (-1.0, other)] for other in cuts]
         one: list[Any] = [[(1.0, whole)]]
         sums = at_points.sums(rows, one, switched.points, False, setting.dtype, setting.budget)
-        squares = at_points.total(sums.rows)
+        squares = at_points.over_groups(sums.rows)
         cut = np.asarray(power(squares.mantissa, squares.exponent))
     labels = tuple(_label(parts, edge) for edge in edges)
     exact, said = is_exact(setting.metric, [model]), caveats(model)

@@ -185,7 +185,7 @@ def gram(rows: Sequence[Model], columns: Sequence[Model] | None, setting: Settin
         setting.dtype,
         setting.budget,
     )
-    values, exponent = _in_one_scale(at_points.total(sums.products))
+    values, exponent = _in_one_scale(at_points.over_groups(sums.products))
     left_out = None
     # Groups without weight have no values to leave out.
     counted = sums.shares > 0

@@ -86,15 +86,10 @@ class Categorical:
         Raises:
             ModelError: The models read no sequences, or another vocabulary.
         """
-        if reading.n_ctx is None:
-            raise ModelError(
-                "Categorical is a distribution of token sequences: "
-                "give tnsim.Model(layers, n_ctx=...) or load(..., n_ctx=...)"
-            )
+        n_ctx = positions_of(reading.n_ctx)
         p = np.asarray(self.distribution(reading.d_in), np.float64)
         # Float32 probabilities may miss the sum 1 by more than NumPy's draws tolerate.
         p = p / p.sum()
-        n_ctx = reading.n_ctx
         if self.samples is None:
             # With causal attention, sequences share the work on their beginning.
             listed = points.beginnings if reading.causal else points.sequences
@@ -120,6 +115,24 @@ class Categorical:
                 f"but the models read {vocabulary}"
             )
         return in_float64(self.probabilities)
+
+
+def positions_of(n_ctx: int | None) -> int:
+    """The number of positions of models that read sequences.
+
+    Raises:
+        ModelError: The models read vectors.
+
+    Example:
+        >>> positions_of(3)
+        3
+    """
+    if n_ctx is None:
+        raise ModelError(
+            "Categorical is a distribution of token sequences: "
+            "give tnsim.Model(layers, n_ctx=...) or load(..., n_ctx=...)"
+        )
+    return n_ctx
 
 
 def _drawn_tokens(p: np.ndarray, n_ctx: int, rng: np.random.Generator, count: int) -> np.ndarray:

@@ -35,6 +35,8 @@ from tnsim.scaled import library, not_differentiated, shifted
 
 PositionForm = Literal["alike", "each", "full"]
 """Dependence on positions: the same at each, different at each, or full between positions."""
+_NOISE = 1e-14
+"""Share of the largest eigenvalue, for every coordinate, that is the rounding of given matrices."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -354,11 +356,7 @@ def marginals(metric: Metric, d: int, n_ctx: int | None) -> tuple[tuple[int, Any
     covs: Any = cov if over == "each" else [cov] * n_ctx
     if over == "full":  # blocks between positions are no moments of a single position
         covs = [every[s, :, s] for s, every in enumerate(covs)]
-    return tuple((1, *moments) for moments in zip(means, covs, strict=True))
-
-
-_NOISE = 1e-14
-"""Share of the largest eigenvalue, for every coordinate, that is the rounding of given matrices."""
+    return tuple((1, *own) for own in zip(means, covs, strict=True))
 
 
 def root_of(cov: Any, noise: float = _NOISE) -> Any:

@@ -38,7 +38,8 @@ class Reading(NamedTuple):
     Args:
         d_in: Number of coordinates of the input, at a single position of a sequence.
         n_ctx: Number of positions, None for vectors.
-        degree: Higher of the degrees of the two polynomials.
+        degree: Highest degree of the models, infinite where one has an activation; any number where
+            points do not depend on it.
         causal: Whether no output depends on later positions.
     """
 

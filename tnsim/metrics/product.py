@@ -78,8 +78,8 @@ def marginal(given: Any) -> Marginal:
     moments = _numbers(given)
     if moments.size == 0:
         raise ModelError(
-            f"a marginal is the name of a distribution ({', '.join(NAMED)}), moments, or "
-            f"(nodes, weights), found {shown(given)}"
+            f"a marginal is the name of a distribution ({', '.join(NAMED)}), an array of moments, "
+            f"or (nodes, weights), and a list has one for each coordinate; found {shown(given)}"
         )
     if len(moments) < 2 or abs(moments[0] - 1) > _ROUNDING or not np.isfinite(moments).all():
         first = ", ".join(f"{moment:g}" for moment in moments[:4])

@@ -13,7 +13,7 @@ from tnsim.problems.tensors.kinds import Kinds
 
 
 class Step(NamedTuple):
-    """The layers that a stage applies, by their numbers.
+    """The layers that a step applies, by their numbers.
 
     Args:
         bra: Number of the bra's layer; None where the bra waits.
@@ -28,8 +28,7 @@ def align(bra: Kinds, ket: Kinds) -> tuple[Step, ...]:
     """Match layers from the input up: linear with linear, nonlinear with nonlinear.
 
     Args:
-        bra: Kinds of the layers of a single model.
-        ket: Kinds of the layers of the other.
+        bra, ket: Kinds of the layers of each model.
 
     Returns:
         Steps in order; every layer is in a single step.
@@ -43,9 +42,9 @@ def align(bra: Kinds, ket: Kinds) -> tuple[Step, ...]:
         [(0, None), (1, 0)]
     """
     steps: list[Step] = []
-    i, j = 0, 0
     # Numbers of the next layer of each model. Every step applies a layer of at least one model, so
     # the loop ends.
+    i, j = 0, 0
     while i < len(bra) or j < len(ket):
         one = bra[i].order if i < len(bra) else None
         two = ket[j].order if j < len(ket) else None
@@ -66,8 +65,7 @@ def check_shapes(bra: Kinds, ket: Kinds, metric: Metric) -> None:
     """Refuse trees of different shapes under a metric that joins no legs within a model.
 
     Args:
-        bra: Kinds of the layers of a single model.
-        ket: Kinds of the layers of the other.
+        bra, ket: Kinds of the layers of each model.
         metric: Metric that joins the legs of both.
 
     Raises:

@@ -76,28 +76,14 @@ log: logging.Logger = logging.getLogger(__name__)
 
 Terms: TypeAlias = Sequence[tuple[Any, Part]]
 """Coefficients and parts: a sum of functions that is compared."""
-
-
 Mode: TypeAlias = Literal["eager", "compiled", "traced"]
 """How forward passes run: in NumPy, as compiled programs, or in a trace of the caller's."""
-
-
 # Batches whose products, and whose means, wait to be added up. A mean has all outputs.
 _KEPT_BATCHES, _KEPT_MEANS = 32, 4
-
-
 _EAGER = 2**27  # multiplications below which compiling takes longer than computing
-
-
 _MANY = 16  # inputs beside which a few more take little time
-
-
 _MOST_SHIFTED = 10_000  # exponents beyond those of floats
-
-
 _FIRST_LINE = 10.0  # seconds after which the first line of progress is logged, each later at twice
-
-
 Vector: TypeAlias = FeatureBlock
 """The features of one function, without the axis of models: values (out, features), an exponent
 for all outputs (1,) or one for each (out,), lengths and sizes (groups, out) of the parts of the
@@ -130,7 +116,7 @@ class Sums(NamedTuple):
         """The shares of squared norms that rows, and columns, have in their means, if asked for."""
         shares = []
         for means, norms in zip(self.means or (), (self.rows, self.columns), strict=False):
-            summed = over_last_axis(total(norms), slices=norms.mantissa.ndim > 2)
+            summed = over_last_axis(over_groups(norms), slices=norms.mantissa.ndim > 2)
             shares.append(share_of_squares(stacked(means), summed))
         return tuple(shares)
 
@@ -293,7 +279,7 @@ def _by_field(grams: Sequence[GramBlock]) -> list[list[ScaledSum]]:
     return [list(same) for same in zip(*grams, strict=True)]
 
 
-def total(value: ScaledSum) -> ScaledSum:
+def over_groups(value: ScaledSum) -> ScaledSum:
     """The sum of a value over groups."""
     groups = range(len(value.mantissa))
     return add([taken(value, n) for n in groups])

@@ -45,6 +45,8 @@ from tnsim.names import Leaf, Pair, Side
 from tnsim.sessions import session_cache
 
 T = TypeVar("T")
+_HALF_WIDTHS = np.linspace(0.1, 1.0, 91)
+"""Half-widths h of the intervals [-h, h] that are searched for the points."""
 
 
 class MomentNodes(NamedTuple):
@@ -59,10 +61,6 @@ class MomentNodes(NamedTuple):
     points: tuple[float, ...]
     weights: tuple[float, ...]
     magnification: float
-
-
-_HALF_WIDTHS = np.linspace(0.1, 1.0, 91)
-"""Half-widths h of the intervals [-h, h] that are searched for the points."""
 
 
 @session_cache

@@ -22,20 +22,10 @@ from tnsim.models.model import Model
 from tnsim.problems.tensors.kinds import Kinds, LayerKind, kinds
 
 Part: TypeAlias = Model | Function
-
-
 GROUPS = 32  # groups of draws: their standard error is known to an eighth of itself
-
-
 BATCH_BYTES = 2**27  # inputs, states and outputs in flight; larger batches are no faster
-
-
 FUNCTION_BYTES = 2**31  # the same of plain functions, which read all of their weights every time
-
-
 _FUNCTION_BATCH = 1024  # points of a batch for a function, whose states are unknown
-
-
 STARTING, _MULTIPLIED, _WRITTEN, _BRANCHING = 0.006, 2e10, 3e8, 3
 """Seconds before the first pass; multiplications of matrix products, and numbers written entry by
 entry, in a second; factor of the latter where sequences share their beginnings."""

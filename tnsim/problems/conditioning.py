@@ -31,6 +31,9 @@ Measured on two bilinear layers and the same function in a hidden basis of condi
 pairs, float64, `TreeSymmetric`): the worst error of a similarity of 1 is 4.5e-12, 1.9e-6 and 3.4e-3
 at kappa = 10^2, 10^4 and 10^5 as the model is given, and 1.4e-14 at 10^2, 10^4 and 10^6 in this
 gauge.
+
+*Range.* Whether a computation in plain float32 has the range for a model shows on few inputs
+(`fits_float32`).
 """
 
 from __future__ import annotations
@@ -99,6 +102,8 @@ _PLAIN = 2.0**24
 """Largest number, and one over the least, in the arrays of a computation in plain float32."""
 
 Samples = Float[np.ndarray, "points width"] | Float[np.ndarray, "points positions width"]
+Bases: TypeAlias = dict[int, "Basis"]
+"""The bases of some bonds by the number of the bond; bond n stands before layer n."""
 
 
 def amplification(model: Model, metric: Metric) -> Any:
@@ -175,45 +180,6 @@ def _few_of(model: Model, points: Points) -> Any:
     count = max(1, min(points.count, _POINTS, _ELEMENTS // of_one))
     block = points.block(0, count)
     return as_read(model, np.asarray(block.inputs))[np.isfinite(block.log_weights)]
-
-
-def fits_float32(model: Model, metric: Metric, points: Points | None) -> bool:
-    """Whether plain float32 has the range for a model, its forward passes and its derivatives.
-
-    Hidden states of 2^-70, whose squares later weights enlarge, have none, and no forward pass in
-    scientific notation shows it. Products of five legs, each no farther from 1 than `_PLAIN`, have.
-
-    Args:
-        model: Polynomial model on arrays of numbers.
-        metric: Metric with the mean and variances of the inputs.
-        points: Inputs of the metric; None where it compares along a plan.
-
-    Returns:
-        Whether weights, few inputs and their outputs are near 1, and outputs are those of float64;
-        True where float64 gives no outputs either.
-
-    Example:
-        >>> import tnsim
-        >>> small, large = (tnsim.Bilinear(*[[[x]]] * 2, [[1 / x**2]]) for x in (1e-22, 1.0))
-        >>> [fits_float32(tnsim.Model([x]), tnsim.Gaussian(), None) for x in (small, large)]
-        [False, True]
-    """
-    if points is None:
-        inputs = sampled_inputs(model, metric, np.random.default_rng(0), _POINTS)
-    else:
-        inputs = _few_of(model, points)
-    model = in_float64(jax.tree.map(np.asarray, model))
-    with np.errstate(all="ignore"):
-        exact = np.asarray(plain_forward(model, inputs))
-        if not np.isfinite(exact).all():
-            return True
-        read = [] if is_tokens(inputs) else [inputs]
-        tops = [np.abs(x).max(initial=0.0) for x in (*jax.tree.leaves(model), *read, exact)]
-        if not all(top == 0 or 1 / _PLAIN <= top <= _PLAIN for top in tops):
-            return False
-        narrow, *few = jax.tree.map(lambda x: x.astype(np.float32), [model, *read])
-        missed = abs(np.asarray(plain_forward(narrow, *(few or [inputs]))) - exact).max(initial=0.0)
-    return bool(missed <= VISIBLE * abs(exact).max(initial=0.0))
 
 
 def _amplified(model: Model, inputs: Any) -> Any:
@@ -306,10 +272,6 @@ def _widest(model: Model) -> Model:
         return in_float64(jax.tree.map(np.asarray, model))
     widest = jax.dtypes.canonicalize_dtype(np.float64)
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, widest), model)
-
-
-Bases: TypeAlias = dict[int, "Basis"]
-"""The bases of some bonds by the number of the bond; bond n stands before layer n."""
 
 
 def without_skew(model: Model, metric: Metric) -> tuple[Model, Bases | None, Any]:
@@ -557,3 +519,42 @@ def sampled_inputs(model: Model, metric: Metric, rng: np.random.Generator, point
     xp = library(mean, squares)
     spread = xp.sqrt(xp.maximum(squares - mean**2, 0.0))
     return mean + spread * rng.standard_normal((*shape, model.d_in))
+
+
+def fits_float32(model: Model, metric: Metric, points: Points | None) -> bool:
+    """Whether plain float32 has the range for a model, its forward passes and its derivatives.
+
+    Hidden states of 2^-70, whose squares later weights enlarge, have none, and no forward pass in
+    scientific notation shows it. Products of five legs, each no farther from 1 than `_PLAIN`, have.
+
+    Args:
+        model: Polynomial model on arrays of numbers.
+        metric: Metric with the mean and variances of the inputs.
+        points: Inputs of the metric; None where it compares along a plan.
+
+    Returns:
+        Whether weights, few inputs and their outputs are near 1, and outputs are those of float64;
+        True where float64 gives no outputs either.
+
+    Example:
+        >>> import tnsim
+        >>> small, large = (tnsim.Bilinear(*[[[x]]] * 2, [[1 / x**2]]) for x in (1e-22, 1.0))
+        >>> [fits_float32(tnsim.Model([x]), tnsim.Gaussian(), None) for x in (small, large)]
+        [False, True]
+    """
+    if points is None:
+        inputs = sampled_inputs(model, metric, np.random.default_rng(0), _POINTS)
+    else:
+        inputs = _few_of(model, points)
+    model = in_float64(jax.tree.map(np.asarray, model))
+    with np.errstate(all="ignore"):
+        exact = np.asarray(plain_forward(model, inputs))
+        if not np.isfinite(exact).all():
+            return True
+        read = [] if is_tokens(inputs) else [inputs]
+        tops = [np.abs(x).max(initial=0.0) for x in (*jax.tree.leaves(model), *read, exact)]
+        if not all(top == 0 or 1 / _PLAIN <= top <= _PLAIN for top in tops):
+            return False
+        narrow, *few = jax.tree.map(lambda x: x.astype(np.float32), [model, *read])
+        missed = abs(np.asarray(plain_forward(narrow, *(few or [inputs]))) - exact).max(initial=0.0)
+    return bool(missed <= VISIBLE * abs(exact).max(initial=0.0))

@@ -63,12 +63,11 @@ from tnsim.names import COVARIANCE, DENSE, SLOTS, TRACE, Pair, Side, Slot
 from tnsim.problems.tensors.kinds import Kinds, LayerKind
 from tnsim.problems.tensors.lifted import symmetric_shapes
 
-OUTPUT = "k"
+OUTPUT_INDEX = "k"
 """Index of the models' common output coordinate; flattened, for sequences."""
-
-
-COORDINATE = "o"
+COORDINATE_INDEX = "o"
 """Index of the common output coordinate with positions added up."""
+Form = Literal["factors", "units", "dense", "matrices", "tops"]
 
 
 def layer_tensor(side: Side, level: int) -> str:
@@ -228,7 +227,7 @@ class TreeOperands:
 
         Nothing where there is no constant.
         """
-        indices = (OUTPUT,) if self.n_ctx == 1 else (OUTPUT, COORDINATE)
+        indices = (OUTPUT_INDEX,) if self.n_ctx == 1 else (OUTPUT_INDEX, COORDINATE_INDEX)
         return (Operand(TRACE, indices),) if self.lifted else ()
 
     def node(
@@ -283,9 +282,6 @@ def hidden(bond: str) -> str:
     return f"h{bond}"
 
 
-Form = Literal["factors", "units", "dense", "matrices", "tops"]
-
-
 def forms(parts: TreeOperands) -> tuple[Form, ...]:
     """The ways in which every diagram of these models can be written.
 
@@ -319,7 +315,8 @@ def write(
         slices: Whether the output index stays open.
 
     Returns:
-        Operands with the names at the head of this module; every index but `OUTPUT` is summed.
+        Operands with the names at the head of this module. Every index is summed but that of the
+        outputs, `OUTPUT_INDEX`, or `COORDINATE_INDEX` for sequences.
 
     Example:
         A bilinear layer with itself, both legs across: E = sum_hg K[h, g] G[h, g] G[h, g].
@@ -355,14 +352,14 @@ class Bottom(NamedTuple):
     bond: str
 
 
-def bond_index(slot: Slot, level: int, copy: int) -> str:
+def node_bond(slot: Slot, level: int, copy: int) -> str:
     """Index at the output of a copy of a layer, distinct in bra and ket even for a single model."""
     return f"{slot}{level}.{copy}"
 
 
 def root_index(slot: Slot, tree: Tree) -> str:
     """Index at the output of a whole tree."""
-    return bond_index(slot, max(len(tree.orders) - 1, 0), 0)
+    return node_bond(slot, max(len(tree.orders) - 1, 0), 0)
 
 
 def upper_nodes(slot: Slot, tree: Tree) -> Iterator[_Node]:
@@ -374,8 +371,8 @@ def upper_nodes(slot: Slot, tree: Tree) -> Iterator[_Node]:
             # Copies of a level are numbered from left to right, so that the children of copy c are
             # consecutive.
             children = range(copy * order, (copy + 1) * order)
-            legs = tuple(bond_index(slot, level - 1, child) for child in children)
-            yield _Node(level, bond_index(slot, level, copy), legs)
+            legs = tuple(node_bond(slot, level - 1, child) for child in children)
+            yield _Node(level, node_bond(slot, level, copy), legs)
         # A layer of order n reads n copies of the tree below.
         copies *= order
 
@@ -385,7 +382,7 @@ def _bottom_nodes(parts: TreeOperands, pair: Pair) -> list[Bottom]:
     nodes = []
     for slot, side in zip(SLOTS, pair, strict=True):
         for copy in range(parts.trees[side].bottoms):
-            nodes.append(Bottom(side, bond_index(slot, 0, copy)))
+            nodes.append(Bottom(side, node_bond(slot, 0, copy)))
     return nodes
 
 
@@ -405,7 +402,7 @@ def _over_layers(
         tree = parts.trees[side]
         for node in upper_nodes(slot, tree):
             operands += parts.node(side, node.level, node.bond, node.legs, dense)
-        merged.unite(root_index(slot, tree), OUTPUT)
+        merged.unite(root_index(slot, tree), OUTPUT_INDEX)
 
     operands += first_layer(parts, _bottom_nodes(parts, pair), diagram.edges, dense, merged)
     return merged.renamed((*operands, *parts.trace))
@@ -426,9 +423,9 @@ def write_over_upper(
     operands: list[Operand] = []
     nodes: list[Bottom] = []
     for slot, side, count in zip(SLOTS, pair, free, strict=True):
-        own = [Bottom(side, bond_index(slot, 0, copy)) for copy in range(count)]
+        own = [Bottom(side, node_bond(slot, 0, copy)) for copy in range(count)]
         bonds = [node.bond for node in own]
-        operands.append(Operand(upper_tensor(side, count), (OUTPUT, *bonds)))
+        operands.append(Operand(upper_tensor(side, count), (OUTPUT_INDEX, *bonds)))
         nodes += own
     operands += first_layer(parts, nodes, edges, True, merged)
     return merged.renamed((*operands, *parts.trace))
@@ -489,7 +486,7 @@ def _over_units(
         one, two = bottoms[u], bottoms[v]
         if u == v:
             if parts.depth(one.side) == 1:  # the node is the whole model, and its mean the model's
-                operands.append(Operand(node_mean(one.side), (OUTPUT,)))
+                operands.append(Operand(node_mean(one.side), (OUTPUT_INDEX,)))
         elif form == "units":
             name = units_along_edge(Pair(one.side, two.side))
             operands.append(Operand(name, (one.bond, two.bond)))
@@ -545,7 +542,7 @@ def _top_layers(parts: TreeOperands, pair: Pair) -> list[Operand]:
     for slot, side in zip(SLOTS, pair, strict=True):
         nodes = upper_nodes(slot, parts.trees[side])
         units = [node.bond for node in nodes if node.level == 1]
-        operands.append(Operand(units_to_outputs(side), (OUTPUT, *units)))
+        operands.append(Operand(units_to_outputs(side), (OUTPUT_INDEX, *units)))
     return [*operands, *parts.trace]
 
 
@@ -562,5 +559,7 @@ def _at_outputs(parts: TreeOperands, pair: Pair, looped: set[str], slices: bool)
     operands = []
     for side, root in zip(pair, roots, strict=True):
         if root not in looped:
-            operands.append(Operand(output_factor(side, parts.depth(side) - 1), (OUTPUT, root)))
+            operands.append(
+                Operand(output_factor(side, parts.depth(side) - 1), (OUTPUT_INDEX, root))
+            )
     return [*operands, *parts.trace]

@@ -78,8 +78,8 @@ def _sliced_product(a: Any, b: Any) -> tuple[Any, Any]:
     bits = (mantissa - math.ceil(math.log2(a.shape[1]))) // 2
     count = math.ceil((mantissa + _MORE_BITS) / bits)
     lefts, rights = _slices(a, bits, count), _slices(b.T, bits, count)
-    # The smallest products first.
-    # Slices k and n - k multiply to order n; orders beyond the wanted bits are left out.
+    # Slices k and n - k multiply to order n; orders beyond the wanted bits are left out, and the
+    # smallest products come first.
     places = [(k, n - k) for n in reversed(range(count)) for k in range(n + 1)]
     zero = xp.zeros((len(a), b.shape[1]), a.dtype)
     if xp is np:

@@ -23,8 +23,8 @@ import jax
 import numpy as np
 
 from tnsim.engine.ir.problem import Problem
-from tnsim.errors import ModelError, TooLarge
-from tnsim.metrics.categorical import Categorical, token_probabilities
+from tnsim.errors import TooLarge
+from tnsim.metrics.categorical import Categorical, positions_of, token_probabilities
 from tnsim.metrics.input_moments import (
     InputKind,
     SequenceInputs,
@@ -65,9 +65,16 @@ from tnsim.problems.tensors.positional import sequence_arrays
 from tnsim.problems.tokens import TokenKind, fold_tokens, token_inputs, token_kind, token_weights
 from tnsim.problems.whole_tree import MAX_LEGS, check_size, fold_trees
 
+MAX_POSITIONS = 4096
+"""Most positions under `Categorical`: a table over pairs of positions then has 128 MiB."""
+_LARGEST_DENSE = 2**24
+"""Most elements of a dense attention layer; more take seconds to symmetrise."""
+_MOST_EXCHANGED = 5
+"""Most factors of a layer that plans join in all their orders: 120 of five, and six take 20 s."""
+
 
 class _RunOnce:
-    """A family that reads models as they are, and a single run of a plan for the inner product.
+    """A family that reads models as they are, and whose plans run once.
 
     The constant is no coordinate of its outputs.
     """
@@ -140,14 +147,6 @@ class Sequences(_RunOnce):
         leaves |= identities(names, {SAME_POSITION: n, IDENTITY: d_in})
         leaves |= {name: position_array(name, n) for name in names if position_shape(name, n)}
         return only(names, leaves)
-
-
-MAX_POSITIONS = 4096
-"""Most positions under `Categorical`: a table over pairs of positions then has 128 MiB."""
-
-
-_LARGEST_DENSE = 2**24
-"""Most elements of a dense attention layer; more take seconds to symmetrise."""
 
 
 @dataclass(frozen=True)
@@ -295,19 +294,15 @@ class Tokens(_RunOnce):
 
     @classmethod
     def of(cls, a: Model, b: Model | None, metric: Metric) -> Self:
-        if a.n_ctx is None:
-            raise ModelError(
-                "Categorical is a distribution of token sequences: "
-                "give tnsim.Model(layers, n_ctx=...) or load(..., n_ctx=...)"
-            )
-        if a.n_ctx > MAX_POSITIONS:
+        n_ctx = positions_of(a.n_ctx)
+        if n_ctx > MAX_POSITIONS:
             raise TooLarge(
                 "Categorical keeps tables over pairs of positions, here "
-                f"{a.n_ctx**2 / 2**27:.3g} GiB each for n_ctx={a.n_ctx}; "
+                f"{n_ctx**2 / 2**27:.3g} GiB each for n_ctx={n_ctx}; "
                 f"it is for up to {MAX_POSITIONS}: use a smaller n_ctx"
             )
         ket = None if b is None else token_kind(b)
-        family = cls(metric.name, token_kind(a), ket, a.n_ctx, ())
+        family = cls(metric.name, token_kind(a), ket, n_ctx, ())
         # Shapes of the leaves without their numbers: the arrays are evaluated abstractly, since a
         # table over a vocabulary would take memory.
         leaves = family._constants_of(metric, a.d_in)
@@ -352,10 +347,6 @@ def _flat_kinds(model: Model, raises_linear: bool) -> Kinds:
     if model.n_ctx is None:
         return kinds(model)
     return tuple(flat_kind(layer, model.n_ctx) for layer in model.layers)
-
-
-_MOST_EXCHANGED = 5
-"""Most factors of a layer that plans join in all their orders: 120 of five, and six take 20 s."""
 
 
 def choose(a: Model, b: Model | None, metric: Metric) -> Family:

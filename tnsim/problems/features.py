@@ -53,75 +53,6 @@ from tnsim.scaled import (
 KEPT = 2**20  # most numbers of a vector that is kept with its model, 8 MiB
 _TOGETHER = 4  # models that are made together
 _REPAYS = 2**20  # multiplications of a model from which another thread is worth waking
-
-
-class EntrySpace(NamedTuple):
-    """The entries of quadratic forms. Hashable."""
-
-    d_in: int
-    d_out: int
-    lifted: bool
-
-    route = "features"
-    at_once = _TOGETHER
-    is_sparse = False
-    tells_mean = False
-
-    @property
-    def length(self) -> int:
-        return (self.d_in + self.lifted) ** 2
-
-    @property
-    def parts(self) -> tuple[EntrySpace, ...]:
-        return (self,)
-
-    def multiplications(self, layers: Kinds) -> int:
-        rank = max(kind.rank for kind in layers)
-        return self.d_out * rank * self.length
-
-    def in_flight(self, layers: Kinds, models: int) -> int:
-        rank = max(kind.rank for kind in layers)
-        once = self.d_out * (2 * self.length + rank * (self.d_in + self.lifted))
-        return min(models, _TOGETHER) * once + models * self.length * self.d_out
-
-    def weights(self, model: Model) -> list[dict[str, Any]]:
-        return [arrays(layer, self.lifted) for layer in model.layers]
-
-    def inputs(self, metric: Metric, dtype: str) -> None:
-        return None
-
-    def vector(self, weights: list[dict[str, Any]], inputs: None) -> Float[Any, "out entries"]:
-        # `before` is the product of the linear layers below, which goes into both legs.
-        before, (layer,) = merged_layers(weights)
-        left, right = (leg if before is None else leg @ before for leg in layer.legs)
-        outputs = slice(int(self.lifted), None)
-        down, xp = layer.down[outputs], library(left)
-        # Entries (out, i, j) of the bilinear form.
-        form = xp.einsum("oh,hi,hj->oij", down, left, right)
-        if layer.copy is not None:
-            copy = layer.copy[outputs]
-            copy = copy if before is None else copy @ before
-            # A skip reads x on one leg and the constant, coordinate 0, on the other, in both ways
-            # with weight 1/2.
-            one = xp.eye(1, copy.shape[1], dtype=copy.dtype)[0]
-            form = form + 0.5 * (copy[:, :, None] * one + one[:, None] * copy[:, None, :])
-        return form.reshape(len(form), -1)
-
-
-def entries(models: Sequence[Kinds], metric: Metric, n_ctx: int | None) -> EntrySpace | None:
-    """The space of single bilinear layers under a metric that joins legs as written."""
-    flat = [kind for layers in models for kind in layers]
-    orders = {tuple(sorted(kind.order for kind in layers if kind.order > 1)) for layers in models}
-    if (
-        n_ctx is not None
-        or orders != {(2,)}
-        or rule_of_one_layer(metric) is not PairingRule.AS_WRITTEN
-    ):
-        return None
-    lifted = any(kind.constant for kind in flat)
-    return EntrySpace(models[0][0].d_in, models[0][-1].d_out, lifted)
-
-
 _LARGEST = 2**24  # most numbers in a vector of a combination, 128 MiB
 
 
@@ -175,13 +106,79 @@ class FeatureSpace(Hashable, Protocol):
         """The arrays of a model as a pytree, of equal shapes for models of equal kinds."""
         ...
 
-    def inputs(self, metric: Metric, dtype: str) -> Any:
+    def inputs(self, metric: Metric) -> Any:
         """The arrays besides the weights that all vectors depend on, as a pytree."""
         ...
 
     def vector(self, weights: Any, inputs: Any) -> Float[Any, "out features"]:
-        """The vector of a model, of NumPy; JAX traces those of dense spaces for derivatives."""
+        """The vector of a model from its weights, in NumPy's float64."""
         ...
+
+
+class EntrySpace(NamedTuple):
+    """The entries of quadratic forms. Hashable."""
+
+    d_in: int
+    d_out: int
+    lifted: bool
+
+    route = "features"
+    at_once = _TOGETHER
+    is_sparse = False
+    tells_mean = False
+
+    @property
+    def length(self) -> int:
+        return (self.d_in + self.lifted) ** 2
+
+    @property
+    def parts(self) -> tuple[EntrySpace, ...]:
+        return (self,)
+
+    def multiplications(self, layers: Kinds) -> int:
+        rank = max(kind.rank for kind in layers)
+        return self.d_out * rank * self.length
+
+    def in_flight(self, layers: Kinds, models: int) -> int:
+        rank = max(kind.rank for kind in layers)
+        once = self.d_out * (2 * self.length + rank * (self.d_in + self.lifted))
+        return min(models, _TOGETHER) * once + models * self.length * self.d_out
+
+    def weights(self, model: Model) -> list[dict[str, Any]]:
+        return [arrays(layer, self.lifted) for layer in model.layers]
+
+    def inputs(self, metric: Metric) -> None:
+        return None
+
+    def vector(self, weights: list[dict[str, Any]], inputs: None) -> Float[Any, "out entries"]:
+        # `before` is the product of the linear layers below, which goes into both legs.
+        before, (layer,) = merged_layers(weights)
+        left, right = (leg if before is None else leg @ before for leg in layer.legs)
+        outputs = slice(int(self.lifted), None)
+        # Entries (out, i, j) of the bilinear form.
+        form = np.einsum("oh,hi,hj->oij", layer.down[outputs], left, right)
+        if layer.copy is not None:
+            copy = layer.copy[outputs]
+            copy = copy if before is None else copy @ before
+            # A skip reads x on one leg and the constant, coordinate 0, on the other, in both ways
+            # with weight 1/2.
+            one = np.eye(1, copy.shape[1])[0]
+            form = form + 0.5 * (copy[:, :, None] * one + one[:, None] * copy[:, None, :])
+        return form.reshape(len(form), -1)
+
+
+def entries(models: Sequence[Kinds], metric: Metric, n_ctx: int | None) -> EntrySpace | None:
+    """The space of single bilinear layers under a metric that joins legs as written."""
+    flat = [kind for layers in models for kind in layers]
+    orders = {tuple(sorted(kind.order for kind in layers if kind.order > 1)) for layers in models}
+    if (
+        n_ctx is not None
+        or orders != {(2,)}
+        or rule_of_one_layer(metric) is not PairingRule.AS_WRITTEN
+    ):
+        return None
+    lifted = any(kind.constant for kind in flat)
+    return EntrySpace(models[0][0].d_in, models[0][-1].d_out, lifted)
 
 
 def spaces(
@@ -379,7 +376,7 @@ def _of_models(
     models: Sequence[Model], space: FeatureSpace, metric: Metric, keep: bool
 ) -> tuple[Float[np.ndarray, "models out features"], Float[np.ndarray, " models"]]:
     """Features of all models, and the exponents of their scales; some models at a time."""
-    inputs = space.inputs(metric, "float64")
+    inputs = space.inputs(metric)
     key = _of_models, space, digest_of(inputs)
 
     def vector(model: Model) -> Float[np.ndarray, "out features"]:

@@ -41,14 +41,16 @@ MOST_PAIRED = 4
 """Most factors of a layer whose pairings are summed up by plans: 105 pairings of eight legs take
 seconds to plan, 945 of ten take minutes."""
 
-ROADS = (
+BY_DRAWS = (
     "use Empirical(inputs), or Empirical.normal(mean, cov, samples) for an estimate with its "
     "standard error"
 )
 """Advice where no closed form is known."""
+_MIDDLE = (0.5 - math.sqrt(1 / 12), 0.5 + math.sqrt(1 / 12))
+"""Nodes of Gauss-Legendre quadrature on [0, 1] with two points of equal weight."""
 
 
-def answers(models: Iterable[Model], metric: Metric) -> bool:
+def has_kernels(models: Iterable[Model], metric: Metric) -> bool:
     """Whether the inner products of some models are sums over pairs of hidden units.
 
     Args:
@@ -65,7 +67,7 @@ def answers(models: Iterable[Model], metric: Metric) -> bool:
     Example:
         >>> import numpy as np, tnsim
         >>> rectified = tnsim.Model([tnsim.Linear(np.eye(2)), tnsim.Elementwise("relu")])
-        >>> answers([rectified], tnsim.Gaussian())
+        >>> has_kernels([rectified], tnsim.Gaussian())
         True
     """
     if adds_up(metric):
@@ -115,7 +117,7 @@ def tells_units_apart(models: Iterable[Model], metric: Metric) -> bool:
         True
     """
     models = list(models)
-    if answers(models, metric):
+    if has_kernels(models, metric):
         return True
     alone = all(nonlinear(kinds(model)) == 1 and not model.attends for model in models)
     return type(metric) is Gaussian and alone
@@ -128,14 +130,14 @@ def _check_layers(model: Model, metric: Metric) -> None:
     if depth > 1 and type(metric) is Gaussian:
         raise UnsupportedLayer(
             f"Gaussian is exact beside an activation for one nonlinear layer, found {depth} in a "
-            f"model: {_advice_on_compositions(model)}{ROADS}; GaussianClosure(mean, cov) takes "
+            f"model: {_advice_on_compositions(model)}{BY_DRAWS}; GaussianClosure(mean, cov) takes "
             "hidden states for Gaussian, a similarity of its own and no estimate"
         )
     for layer in layers:
         if layer.mixes_positions:
             raise UnsupportedLayer(
                 f"{type(metric).__name__} compares an activation with layers that act on every "
-                f"position alone, found {layer.name}: {ROADS}"
+                f"position alone, found {layer.name}: {BY_DRAWS}"
             )
 
 
@@ -369,10 +371,6 @@ def _with_residual(
         if state.bias is not None:
             constant = add(skip * state.bias, constant)
     return units._replace(down=down, linear=linear, constant=constant)
-
-
-_MIDDLE = (0.5 - math.sqrt(1 / 12), 0.5 + math.sqrt(1 / 12))
-"""Nodes of Gauss-Legendre quadrature on [0, 1] with two points of equal weight."""
 
 
 def small_differences(

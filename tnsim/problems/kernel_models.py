@@ -107,7 +107,7 @@ def under(
     """A model under a Gaussian metric, at every distinct position.
 
     Args:
-        model: Model that `hidden_units.answers` accepts under the metric.
+        model: Model that `hidden_units.has_kernels` accepts under the metric.
         metric: A Gaussian metric.
         dtype: Type of the arrays; of several segments float64.
         roots: Roots of the covariances of a single segment's input, see `roots_of`; None where
@@ -370,8 +370,8 @@ def mean_part(model: PreparedModel) -> ScaledSum:
     return contribution(values, np.float64(0.0))
 
 
-def on_host(value: ScaledSum) -> ScaledSum:
-    """The value in NumPy's float64."""
+def host_sum(value: ScaledSum) -> ScaledSum:
+    """The sum in NumPy's float64."""
     return ScaledSum(*(np.asarray(array, np.float64) for array in value))
 
 

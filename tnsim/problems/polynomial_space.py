@@ -47,11 +47,15 @@ from tnsim.names import DOWN, SKIP, UNIT, WEIGHT
 from tnsim.problems.tensors import packed
 from tnsim.problems.tensors.kinds import Kinds, kinds, need_constant, nonlinear
 from tnsim.problems.tensors.lifted import arrays
-from tnsim.scaled import library
 from tnsim.sessions import session_cache
 
 Series: TypeAlias = dict[int, Any]
 """Coefficients (units, numbers) of several polynomials by order; missing orders are zero."""
+_MATRIX = 2**22  # most elements of a matrix from which a block is read
+_SMALL = 2**22  # elements of a matrix so small that several models are made together
+_TOGETHER = 4  # small models that are made together
+_LONGEST = 2**31  # most numbers of a model's vector, 16 GiB in float64
+_WAYS = 2**8  # most ways to split an index; reading more takes longer than any product
 
 
 class IndexBlock(NamedTuple):
@@ -171,9 +175,9 @@ def product(left: Series, right: Series, down: Any, block: IndexBlock, pairs: bo
     for rows, columns in list(matrices):
         matrix = matrices.pop((rows, columns))
         first, *others = packed.splits(rows, columns, block.start, block.stop)
-        read = _take_entries(matrix, first, 0)
+        read = np.take(matrix, first, axis=0)
         for way in others:
-            read = read + _take_entries(matrix, way, 0)
+            read = read + np.take(matrix, way, axis=0)
         product_terms = plus(product_terms, {rows + columns: read.T})
     return product_terms
 
@@ -206,7 +210,7 @@ def _matrix(left: Any, right: Any, down: Any, term: HermiteTerm, block: IndexBlo
     pieces = [_matrix_piece(left, right, down, term, block, IndexBlock(width, 0, stop))]
     if start:
         pieces.append(_matrix_piece(left, right, down, term, IndexBlock(width, 0, start), block))
-    return library(left).concatenate(pieces) if start else pieces[0]
+    return np.concatenate(pieces) if start else pieces[0]
 
 
 def _matrix_piece(
@@ -224,7 +228,7 @@ def _matrix_piece(
     # tensors: the sum over all of them is the sum over sorted ones times their multiplicity.
     if term.shared:
         multiple = packed.multiplicities(rows.width, term.shared)
-        second = second * multiple.astype(second.dtype)
+        second = second * multiple
     elif down is not None:
         first = first * down.T[:, None, :]
         return (second[:, :, 0].T @ first.reshape(k, -1)).reshape(-1, len(down))
@@ -238,13 +242,7 @@ def _unpacked_tensors(entries: Any, own: int, shared: int, block: IndexBlock) ->
     if not shared:
         return entries[:, block.of(own), None]
     at = packed.joined(own, shared, *block)
-    return _take_entries(entries, at.ravel(), 1).reshape(len(entries), *at.shape)
-
-
-def _take_entries(array: Any, at: np.ndarray, axis: int) -> Any:
-    """Entries of an array along an axis, by positions that are always in range."""
-    # mode="clip": JAX would else mask positions that are out of range.
-    return library(array).take(array, at, axis=axis, mode="clip")
+    return np.take(entries, at, axis=1)
 
 
 class MergedLayer(NamedTuple):
@@ -295,21 +293,6 @@ def _multiplying_layer(roles: dict[str, Any]) -> MergedLayer:
         return MergedLayer(legs, roles[DOWN], None)
     skip = roles[SKIP]  # the factor of the input, at the constant's place
     return MergedLayer(legs, roles[DOWN], skip[0] * np.eye(len(skip), dtype=skip.dtype))
-
-
-_MATRIX = 2**22  # most elements of a matrix from which a block is read
-
-
-_SMALL = 2**22  # elements of a matrix so small that several models are made together
-
-
-_TOGETHER = 4  # small models that are made together
-
-
-_LONGEST = 2**31  # most numbers of a model's vector, 16 GiB in float64
-
-
-_WAYS = 2**8  # most ways to split an index; reading more takes longer than any product
 
 
 class PolynomialSpace(NamedTuple):
@@ -423,28 +406,25 @@ class PolynomialSpace(NamedTuple):
     def weights(self, model: Model) -> list[dict[str, Any]]:
         return [arrays(layer, self.lifted) for layer in model.layers]
 
-    def inputs(self, metric: Metric, dtype: str) -> Series:
+    def inputs(self, metric: Metric) -> Series:
         """The input, lifted or not, as polynomials of degree 1 in the space's coordinates."""
         mean, root = np.zeros(self.d_in), np.eye(self.d_in)
         if self.gaussian:
             mean, root = _affine_inputs(metric, self.d_in)
         if not self.lifted:
-            return {1: root.astype(dtype)}
+            return {1: root}
         # Row 0 is the constant coordinate 1, with no linear part.
         constant = np.concatenate([[1.0], mean])[:, None]
         root = np.concatenate([np.zeros((1, root.shape[1])), root])
-        return {0: constant.astype(dtype), 1: root.astype(dtype)}
+        return {0: constant, 1: root}
 
     def vector(self, weights: list[dict[str, Any]], inputs: Series) -> Float[Any, "out features"]:
         coefficients = _block_coefficients(weights, inputs, self)
-        some = next(iter(coefficients.values()))
         parts = []
         for order in self.orders:
             norm = basis_norms(self.block, order, self.degree, self.gaussian)
-            norm = norm.astype(some.dtype)
-            numbers = coefficients.get(order, np.zeros((self.d_out, 1), some.dtype))
-            parts.append(numbers * norm)
-        return library(some).concatenate(parts, axis=1)
+            parts.append(coefficients.get(order, np.zeros((self.d_out, 1))) * norm)
+        return np.concatenate(parts, axis=1)
 
 
 def basis_norms(
@@ -543,13 +523,13 @@ def rule_of(models: Sequence[Kinds], metric: Metric) -> PairingRule | None:
 def orders_of(degree: int, lifted: bool, gaussian: bool) -> tuple[int, ...]:
     """Orders of the coefficients of the polynomials of some models.
 
+    Without constants a polynomial is homogeneous, and its Hermite coefficients are of even or of
+    odd order.
+
     Args:
         degree: Largest degree.
         lifted: Whether there are constants, so that all orders may occur.
         gaussian: Whether the coefficients are of Hermite polynomials instead of monomials.
-
-    Without constants a polynomial is homogeneous, and its Hermite coefficients are of even or of
-    odd order.
     """
     if lifted:
         return tuple(range(degree + 1))

@@ -158,7 +158,7 @@ class FieldSpace(NamedTuple):
     def weights(self, model: Model) -> Any:
         return model
 
-    def inputs(self, metric: Metric, dtype: str) -> tuple[Any, Any]:
+    def inputs(self, metric: Metric) -> tuple[Any, Any]:
         """Means and deviations of the inputs; monomials are those of the inputs as they are."""
         if not self.gaussian:
             return np.zeros(self.d_in), np.ones(self.d_in)

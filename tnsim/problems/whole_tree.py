@@ -84,15 +84,15 @@ from tnsim.names import (
     Side,
 )
 from tnsim.problems.diagrams import (
-    COORDINATE,
-    OUTPUT,
+    COORDINATE_INDEX,
+    OUTPUT_INDEX,
     Bottom,
     TreeOperands,
-    bond_index,
     first_layer,
     forms,
     layer_tensor,
     leg_factor,
+    node_bond,
     node_mean,
     output_factor,
     root_index,
@@ -114,6 +114,10 @@ from tnsim.problems.tensors.lifted import symmetric_shapes
 
 MAX_ELEMENTS = 2**27
 """Largest number of entries of W; larger models are contracted through hidden units alone."""
+Powers = tuple[tuple[str, int], ...]
+"""Scale groups of a definition, each with the power to which its scale enters."""
+MAX_LEGS = 20
+"""Most legs of both models together: 20 have 654,729,075 pairings, 32 have 1.9 * 10^17."""
 
 
 def has_upper_tensors(parts: TreeOperands) -> bool:
@@ -186,7 +190,7 @@ def _tree_over(parts: TreeOperands, side: Side, nodes: list[str]) -> tuple[Opera
     """The layers above level 0, joined to nodes in the given order."""
     tree = parts.trees[side]
     names = {root_index("bra", tree): "k"}
-    names |= {bond_index("bra", 0, copy): node for copy, node in enumerate(nodes)}
+    names |= {node_bond("bra", 0, copy): node for copy, node in enumerate(nodes)}
     operands: list[Operand] = []
     for level, bond, legs in upper_nodes("bra", tree):
         operands += parts.node(side, level, bond, legs, dense=True)
@@ -258,12 +262,8 @@ def crossing_part(edges: Sequence[Edge], bras: int, nodes: int) -> Crossing:
     kept = [node for node in range(nodes) if part[node] in crossing]
     number = {node: n for n, node in enumerate(kept)}
     free = sum(node < bras for node in kept)
-    renamed = tuple((number[u], number[v]) for u, v in edges if u in number)
-    return Crossing((free, len(kept) - free), renamed)
-
-
-Powers = tuple[tuple[str, int], ...]
-"""Scale groups of a definition, each with the power to which its scale enters."""
+    crossed = tuple((number[u], number[v]) for u, v in edges if u in number)
+    return Crossing((free, len(kept) - free), crossed)
 
 
 def _product(
@@ -461,10 +461,6 @@ def _at_outputs(parts: TreeOperands, pair: Pair) -> Definition:
     return _between(pair, units_at_outputs(pair), ("h", "g"), (*operands, *parts.trace))
 
 
-MAX_LEGS = 20
-"""Most legs of both models together: 20 have 654,729,075 pairings, 32 have 1.9 * 10^17."""
-
-
 def fold_trees(
     models: dict[Side, Kinds],
     cross_only: bool,
@@ -561,7 +557,7 @@ def _inner_product(parts: TreeOperands, pair: Pair, cross_only: bool, slices: bo
         crossings.append(crossing_part(diagram.edges, bra.bottoms, bra.bottoms + ket.bottoms))
     if has_upper_tensors(parts):
         terms = _by_crossing(parts, pair, terms, crossings)
-    own = OUTPUT if parts.n_ctx == 1 else COORDINATE
+    own = OUTPUT_INDEX if parts.n_ctx == 1 else COORDINATE_INDEX
     indices = (own,) if slices else ()
     return Definition(pair.group, indices, tuple(terms), powers=_scale_powers(parts, pair))
 
@@ -592,7 +588,7 @@ def _by_crossing(
     return joined
 
 
-def _scale_powers(parts: TreeOperands, pair: Pair) -> tuple[tuple[str, int], ...]:
+def _scale_powers(parts: TreeOperands, pair: Pair) -> Powers:
     """The scale groups of an inner product; a power counts the copies of an array in both trees."""
     powers: dict[str, int] = {}
     for side in pair:

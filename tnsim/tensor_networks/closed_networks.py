@@ -50,11 +50,12 @@ from tnsim.problems.alignment import align, check_shapes
 from tnsim.problems.base import moment_nodes
 from tnsim.problems.diagrams import tree
 from tnsim.problems.families import WholeTree
-from tnsim.problems.hidden_units import answers
+from tnsim.problems.hidden_units import has_kernels
 from tnsim.problems.kernel_models import last_segments, under
 from tnsim.problems.kernels import readout, whole_kernel
 from tnsim.problems.tensors.kinds import Kinds, kinds, nonlinear
-from tnsim.problems.whole_tree import MAX_LEGS, check_size
+from tnsim.problems.whole_tree import check_size
+from tnsim.scaled import shifted
 from tnsim.tensor_networks.model_networks import (
     AS_EXPRESSION,
     MAX_TENSORS,
@@ -245,7 +246,7 @@ def networks(
     check_untraced("networks", a, b, metric, instead=AS_EXPRESSION)
     a, b = in_numpy(a), in_numpy(b)
     # Kernels come first: models with an activation have no trees.
-    if isinstance(a, Model) and isinstance(b, Model) and answers([a, b], metric):
+    if isinstance(a, Model) and isinstance(b, Model) and has_kernels([a, b], metric):
         check_comparable(a, b)
         return _through_kernels(a, b, metric)
     check_models([a, b], max_tensors)
@@ -260,7 +261,7 @@ def networks(
     if a.n_ctx is None:
         return _whole_trees(a, b, metric) if whole_trees else _layer_over_layer(a, b, metric)
     # Sequences count as one flat input here.
-    if whole_trees and depth > 1 and _few_legs(a, b):
+    if whole_trees and depth > 1 and WholeTree.fits(a, b, metric):
         return _whole_trees(a, b, metric)
     joined = layer_by_layer(metric, depth, (a.degree, b.degree))
     return _layer_over_layer(a, b, flattened(joined, a.d_in, a.n_ctx))
@@ -270,12 +271,6 @@ def _model_arrays(models: dict[Side, Model]) -> dict[Side, tuple[LayerArrays, ..
     """The arrays of both models, the same for all networks; made once for `<a|a>`."""
     bra = layer_arrays(models["A"])
     return {"A": bra, "B": bra if models["B"] is models["A"] else layer_arrays(models["B"])}
-
-
-def _few_legs(a: Model, b: Model) -> bool:
-    """Whether the joinings of whole trees over flattened sequences can be listed."""
-    legs = a.degree + b.degree
-    return legs <= MAX_LEGS and legs % 2 == 0
 
 
 def _layer_over_layer(
@@ -309,18 +304,19 @@ def _through_kernels(
 
     with execution.precision():
         bra, ket = (under(model, metric, "float64") for model in (a, b))
-        weight = 2.0 ** float(bra.exponent + ket.exponent)
         for count, one, two, _ in last_segments(bra, ket):
             tensors, joined = [], []
-            for side, model, prepared in (("A", a, one), ("B", b, two)):
+            for side, model, made, last in (("A", a, bra, one), ("B", b, ket, two)):
                 places = [n for n, layer in enumerate(model.layers) if layer.order > 1]
                 number = places[-1] if places else 0
                 legs = OUT, bond_index(side, number, 0)
                 tags = side, layer_tag(number), DOWN
-                tensors.append(tensor(np.asarray(readout(prepared)), legs, tags))
+                # Outputs have their own size again, which a float holds as it holds the weights.
+                read = shifted(np.asarray(readout(last)), made.exponent)
+                tensors.append(tensor(read, legs, tags))
                 joined.append(legs[1])
             tensors.append(tensor(np.asarray(whole_kernel(one, two)), joined, (KERNEL,)))
-            yield count * weight, qtn.TensorNetwork(tensors)
+            yield float(count), qtn.TensorNetwork(tensors)
 
 
 def _whole_trees(a: Model, b: Model, metric: Metric) -> Iterator[tuple[float, qtn.TensorNetwork]]:

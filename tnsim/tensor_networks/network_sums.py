@@ -122,10 +122,10 @@ def check_equal(data: Any, array: Any, tags: frozenset[str]) -> None:
 def listed(names: Iterable[str]) -> str:
     """A list of names in words, of which up to eight are shown."""
     names = list(names)
-    shown = ", ".join(repr(str(name)) for name in itertools.islice(names, 8))
+    first = ", ".join(repr(str(name)) for name in names[:8])
     if not names:
         return "none"
-    return shown if len(names) <= 8 else f"{shown} and {len(names) - 8} more"
+    return first if len(names) <= 8 else f"{first} and {len(names) - 8} more"
 
 
 def tag_set(tags: Tags) -> frozenset[str]:
@@ -339,18 +339,18 @@ def leaf_of(networks: NetworkSum, tags: Tags) -> str:
     """The name of the leaf that tensors with given tags hold.
 
     Raises:
-        ModelError: There is no such tensor, or the tensors hold several leaves.
+        ModelError: There is no such tensor, the tensors hold several leaves, or these are no tags.
     """
-    wanted = tag_set(tags)
-    legs = []
+    wanted = tag_set(*_tag_groups([tags]))
+    found = []
     for name, leaf in networks.leaves.items():
         if any(wanted <= carried for carried in leaf.tags):
-            legs.append(name)
-    if len(legs) == 1:
-        return legs[0]
-    if legs:
+            found.append(name)
+    if len(found) == 1:
+        return found[0]
+    if found:
         raise ModelError(
-            f"the tags {listed(sorted(wanted))} stand for {len(legs)} different arrays: "
+            f"the tags {listed(sorted(wanted))} stand for {len(found)} different arrays: "
             "give more tags in a tuple, or say with shared_tags that these are one"
         )
     carried = set().union(*itertools.chain(*(leaf.tags for leaf in networks.leaves.values())))

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-Labels = tuple[int, ...]
+from tnsim.engine.ir.program import Labels
 
 
 class MatrixProduct(NamedTuple):

@@ -16,6 +16,8 @@ from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
 import msgspec
 
 V = TypeVar("V")
+Labels: TypeAlias = tuple[int, ...]
+"""A label for each axis of an array."""
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 """A size, a number of something, or a place; programs that are read are held to it."""
 
@@ -50,6 +52,11 @@ class Operation(NamedTuple):
     body: Program | None = None
     concurrency: Count = 1
     block_size: Count = 0
+
+    @property
+    def is_product(self) -> bool:
+        """Whether the operation is the product of two arrays."""
+        return self.kind == "contract" and len(self.args) == 2
 
     def sizes(
         self, shapes: Sequence[tuple[int, ...]] | Mapping[int, tuple[int, ...]]
@@ -120,6 +127,11 @@ class Program:
         return cls(tuple(map(shape, inputs)), tuple(numbered), given, **other)
 
     @property
+    def scaling(self) -> dict[str, Any]:
+        """The fields beside shapes, operations and outputs, for a program of equal outputs."""
+        return {"scales": self.scales, "powers": self.powers, "unshared": self.unshared}
+
+    @property
     def length(self) -> int:
         """Number of operations, those of loop bodies included."""
         bodies = [op.body for op in self.operations if op.body is not None]
@@ -162,7 +174,7 @@ class Program:
         for op, sizes in zip(self.operations, self.sizes, strict=True):
             if op.body is not None:
                 costs.append(n_iterations(op, sizes) * op.body.multiplications)
-            elif op.kind == "contract" and len(op.args) == 2:
+            elif op.is_product:
                 # One multiplication for every combination of indices, those that are summed
                 # included.
                 costs.append(math.prod(sizes.values()))

@@ -35,7 +35,7 @@ class PlanStage:
 
 
 class Schedule(Protocol):
-    """The part of a plan that `costs` and `ir/plan_json` read: stages and their programs.
+    """A plan as phases before `plan` read it: stages and their programs.
 
     Attributes:
         programs: Programs of the plan.

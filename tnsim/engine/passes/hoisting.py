@@ -128,7 +128,6 @@ def analysed(
     Example:
         In `sum_i a_i^2 b_i` the square reads a alone:
 
-        >>> from tnsim.engine.ir.program import Operation
         >>> square = Operation("contract", (0, 0), ((0,), (0,)), (0,))
         >>> product = Operation("contract", (2, 1), ((0,), (0,)), ())
         >>> program = Program(((3,), (3,)), (square, product), outputs=(3,))
@@ -220,8 +219,6 @@ def portion(stage: AnalysedStage, owner: str | None, wanted: set[str]) -> Portio
         In the stage of the example of `analysed`, the own share of a gives the square, which is
         value 2 of stage 0:
 
-        >>> from tnsim.engine.passes.hoisting import analysed
-        >>> from tnsim.engine.ir.stages import PlanStage
         >>> square = Operation("contract", (0, 0), ((0,), (0,)), (0,))
         >>> product = Operation("contract", (2, 1), ((0,), (0,)), ())
         >>> program = Program(((3,), (3,)), (square, product), outputs=(3,))

@@ -13,8 +13,8 @@ import math
 from collections.abc import Iterator, Mapping
 
 from tnsim.engine.costs import CACHED
-from tnsim.engine.ir.matmul_form import Labels, matrix_product
-from tnsim.engine.ir.program import Operation, Program
+from tnsim.engine.ir.matmul_form import matrix_product
+from tnsim.engine.ir.program import Labels, Operation, Program
 
 LARGE = CACHED
 """Elements beyond which the order of a value's axes is chosen."""
@@ -87,7 +87,7 @@ def moved(op: Operation, sizes: Mapping[int, int]) -> int:
     if op.body is not None:
         return 0  # the values around a loop keep their order
     chosen = None
-    if op.kind == "contract" and len(op.args) == 2:
+    if op.is_product:
         first, second = op.labels
         chosen = matrix_product(first, second, op.output, sizes)
     if chosen is None:  # entry by entry, from one end of the result to the other
@@ -130,7 +130,7 @@ def _orders(operations: list[Operation], value: int, beside: list[int]) -> set[t
 
 def _results(op: Operation) -> Iterator[Labels]:
     """The orders of axes in which an operation gives its result without a copy."""
-    if op.kind == "contract" and len(op.args) == 2:
+    if op.is_product:
         shared = [x for x in op.output if all(x in labels for labels in op.labels)]
         rows, columns = (
             [x for x in op.output if x in own and x not in shared] for own in op.labels

@@ -18,7 +18,7 @@ WHOLE = 2**24
 BLOCK = 2**23
 """Most elements of a value in a block. Smaller blocks would make products of few rows."""
 
-Axes = dict[int, int]
+IndexAxes = dict[int, int]
 """The axis of the index in each value that has the index, by number of the value."""
 
 
@@ -31,7 +31,7 @@ class _Region(NamedTuple):
         size: Size of the index.
     """
 
-    axes: Axes
+    axes: IndexAxes
     end: int
     size: int
 
@@ -112,7 +112,7 @@ def _region(program: Program, value: int, axis: int, large: set[int]) -> _Region
     return _Region(axes, ends.pop(), program.value_shapes[value][axis]) if len(ends) == 1 else None
 
 
-def _having(program: Program, number: int, axes: Axes, large: set[int]) -> Axes | None:
+def _having(program: Program, number: int, axes: IndexAxes, large: set[int]) -> IndexAxes | None:
     """The axis of the index in the result and the large arguments of an operation.
 
     Args:
@@ -133,7 +133,7 @@ def _having(program: Program, number: int, axes: Axes, large: set[int]) -> Axes 
     # `setdefault` compares with what was found before, also within this operation, where a value
     # may be both arguments.
     extended = dict(axes)
-    having: Axes = {}
+    having: IndexAxes = {}
     for value, labels in ((number, op.output), *zip(op.args, op.labels, strict=True)):
         if label not in labels:
             continue
@@ -154,7 +154,7 @@ def _operation(program: Program, number: int) -> Operation:
     return program.operations[number - len(program.shapes)]
 
 
-def _label(op: Operation, number: int, axes: Axes) -> int | None:
+def _label(op: Operation, number: int, axes: IndexAxes) -> int | None:
     """The label of the index in an operation; None where the index has several labels."""
     # Labels are local to an operation: the axis of a value in the region says which of them is the
     # index here.
@@ -183,8 +183,8 @@ def _with_loop(program: Program, region: _Region) -> Program:
     left = {n: op for n, op in enumerate(program.operations, first) if n not in region.axes}
     # The loop stands where the sum stood: everything that it reads is computed by then.
     left[region.end] = _loop(program, region)
-    scaling = {name: getattr(program, name) for name in ("scales", "powers", "unshared")}
-    return Program.of(left, range(first), program.outputs, program.shapes.__getitem__, **scaling)
+    shape = program.shapes.__getitem__
+    return Program.of(left, range(first), program.outputs, shape, **program.scaling)
 
 
 def _loop(program: Program, region: _Region) -> Operation:

@@ -11,8 +11,8 @@ orders axes itself, and fuses loops over entries.
 *Loops.* A turn is the bound body on slices of the arguments. NumPy deals turns to lanes, each of
 which adds up its own; the lanes are added in order. In JAX the body is traced once.
 
-*Stages* (`Stage`). The outputs of a program are divided by the scales of their groups, powers of
-two. Stacked axes of models are labels of their own, at the front of every array that has them.
+*Stages* (`BoundStage`). The outputs of a program are divided by the scales of their groups, powers
+of two. Stacked axes of models are labels of their own, at the front of every array that has them.
 
 *Threads.* Stages of a round, operations of a stage, lanes of a loop and blocks of a large product
 share the threads of a pool where their work repays it, with BLAS on one thread. Threads of BLAS
@@ -37,36 +37,29 @@ import numpy as np
 from tnsim.engine import costs
 from tnsim.engine.costs import Round
 from tnsim.engine.ir.matmul_form import MatrixProduct, host_product
-from tnsim.engine.ir.program import Operation, Program, n_iterations
+from tnsim.engine.ir.program import Labels, Operation, Program, n_iterations
 from tnsim.engine.ir.stages import WholePlan
-from tnsim.engine.runtime.stacking import Axes, Stacked, aligned, stacked_program
-from tnsim.engine.runtime.threads import Order, processors, shared
+from tnsim.engine.runtime.devices import processors
+from tnsim.engine.runtime.stacking import Stacked, StackedAxes, aligned, stacked_program
+from tnsim.engine.runtime.threads import Order, shared
 from tnsim.scaled import Numeric, scale_exponent, shifted
 from tnsim.sessions import per_object_cache
 
-Labels = tuple[int, ...]
 Sizes = Mapping[int, int]
 Function = Callable[..., Any]
 
 REPAYS = 1e-3
 """Seconds of work of one core that repay waking threads."""
-
-
 _LARGE = 2**24
 """Multiplications of a product of matrices whose blocks are shared, a millisecond."""
-
-
+_BLOCKS, _LEAST_SIDE = 4, 128
+"""Most blocks of an array that threads share, and fewest rows or columns of those of a product."""
 _LARGE_ENTRIES = 2**20
 """Entries of an array whose blocks are shared where it is passed entry by entry, a millisecond."""
-
-
 _FUSED = 64
 """Most multiplications of a matrix product that XLA compiles as a loop. Compiling the gradient of
 an attention layer takes three quarters of the seconds, and the program is as fast."""
-
-
-_BLOCKS, _LEAST_SIDE = 4, 128
-"""Most blocks of such a product, and fewest rows or columns of a block."""
+_WHOLE = slice(None)
 
 
 class Call(NamedTuple):
@@ -524,9 +517,6 @@ def turn_indices(loop: Operation, sizes: Sizes, number: Any) -> dict[int, Any]:
     return at
 
 
-_WHOLE = slice(None)
-
-
 def place(labels: Labels, at: Mapping[int, int], block: int) -> tuple[Any, ...]:
     """The index of what a turn reads of an argument: an entry or a block along each label."""
     index: list[Any] = []
@@ -612,7 +602,7 @@ def _loop(op: Operation, sizes: Sizes) -> Function:
     return run
 
 
-class Stage(NamedTuple):
+class BoundStage(NamedTuple):
     """The program of a stage, for stacks where arrays are stacked, bound.
 
     Attributes:
@@ -628,7 +618,7 @@ class Stage(NamedTuple):
     alone: tuple[bool, ...]
 
     @classmethod
-    def of(cls, program: Program, over: Stacked | None = None, xp: ModuleType = np) -> Stage:
+    def of(cls, program: Program, over: Stacked | None = None, xp: ModuleType = np) -> BoundStage:
         """The stage of a program.
 
         Args:
@@ -642,18 +632,17 @@ class Stage(NamedTuple):
             program = stacked_program(program, over)
         # An output that nothing else gives and that is no input may be divided where it stands. A
         # reduction that changes nothing gives its argument.
-        alone = []
-        for number in program.outputs:
-            op = number - len(program.shapes)
-            is_new = op >= 0 and program.operations[op].labels != (program.operations[op].output,)
-            alone.append(is_new and program.outputs.count(number) == 1)
-        read = {a for op in program.operations if op.labels == (op.output,) for a in op.args}
-        alone = [a and n not in read for a, n in zip(alone, program.outputs, strict=True)]
+        first, outputs = len(program.shapes), program.outputs
+        in_common = set(range(first))
+        for number, op in enumerate(program.operations, first):
+            if op.labels == (op.output,):
+                in_common.update((number, *op.args))
+        alone = tuple(n not in in_common and outputs.count(n) == 1 for n in outputs)
         if xp is np and costs.runs_at_once(program):
             bound = _bound(program, xp, _order(program))
         else:
             bound = bind(program, xp)
-        return cls(program, bound, over, tuple(alone))
+        return cls(program, bound, over, alone)
 
     def __call__(self, inputs: Sequence[Numeric]) -> tuple[list[Any], list[Any]]:
         """Outputs divided by their scales, and the exponent of each scale."""
@@ -687,7 +676,7 @@ class Stage(NamedTuple):
         return given, [_without(x, axes) for x, axes in zip(exponents, over.scales, strict=True)]
 
 
-def _without(array: Any, axes: Axes) -> Any:
+def _without(array: Any, axes: StackedAxes) -> Any:
     """An array without the stacked axes that it lacks, which have size 1."""
     return array.squeeze(tuple(n for n, is_stacked in enumerate(axes) if not is_stacked))
 
@@ -700,7 +689,7 @@ class Prepared(NamedTuple):
         rounds: Stages that run at once, round after round.
     """
 
-    stages: tuple[Stage, ...]
+    stages: tuple[BoundStage, ...]
     rounds: tuple[Round, ...]
 
 
@@ -714,12 +703,12 @@ def prepared(whole: WholePlan, item: int, stacks: tuple[Stacked, ...]) -> Prepar
         stacks: Stacked axes of every stage.
     """
     # Stages of one program with the same stacks share what is bound.
-    made: dict[tuple[int, Stacked], Stage] = {}
+    made: dict[tuple[int, Stacked], BoundStage] = {}
     stages = []
     for stage, over in zip(whole.stages, stacks, strict=True):
         key = (stage.program, over)
         if key not in made:
-            made[key] = Stage.of(whole.programs[stage.program], over)
+            made[key] = BoundStage.of(whole.programs[stage.program], over)
         stages.append(made[key])
     rounds = costs.rounds(whole, [stage.program for stage in stages], item)
     return Prepared(tuple(stages), rounds)

@@ -52,12 +52,21 @@ from tnsim.engine.runtime.stacking import Run, Stacked
 from tnsim.sessions import session
 
 MAX_BYTES = 2**28  # limit of one file; the longest compiled programs take 2**24
-
-
 LIMIT = 2**30  # bytes of all files together
-
-
 _DIGEST = hashlib.sha256
+log = logging.getLogger(__name__)
+Report = Callable[[int, int], Any]
+_CONFIG: Any = jax.config
+W = TypeVar("W", bound="Work")
+_report: ContextVar[Report | None] = ContextVar("tnsim compiling report", default=None)
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "cpu": {
+        "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",
+        "xla_backend_optimization_level": 1,
+        "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT",
+    },
+    "gpu": {"xla_gpu_autotune_level": 0},
+}
 
 
 class Files(NamedTuple):
@@ -228,15 +237,6 @@ def _sources(folder: Traversable, path: str = "") -> Iterator[tuple[str, bytes]]
             yield from _sources(entry, f"{path}{entry.name}/")
 
 
-log = logging.getLogger(__name__)
-
-
-Report = Callable[[int, int], Any]
-
-
-_CONFIG: Any = jax.config
-
-
 class Work(Protocol):
     """The computation of a compiled program, such as a `Program`; hashable, with a unique `repr`.
 
@@ -252,9 +252,6 @@ class Work(Protocol):
     def length(self) -> int:
         """Number of operations."""
         ...
-
-
-W = TypeVar("W", bound=Work)
 
 
 class Wanted(NamedTuple, Generic[W]):
@@ -329,9 +326,6 @@ def reporting(report: Report) -> Iterator[None]:
         yield
     finally:
         _report.reset(token)
-
-
-_report: ContextVar[Report | None] = ContextVar("tnsim compiling report", default=None)
 
 
 def default_device() -> Any:
@@ -458,16 +452,6 @@ def compiler_options() -> dict[str, Any] | None:
 def _options_for(platform: str) -> dict[str, Any] | None:
     wanted = _OPTIONS.get(platform)
     return None if wanted is None else known_options(wanted)
-
-
-_OPTIONS: dict[str, dict[str, Any]] = {
-    "cpu": {
-        "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",
-        "xla_backend_optimization_level": 1,
-        "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT",
-    },
-    "gpu": {"xla_gpu_autotune_level": 0},
-}
 
 
 def known_options(options: dict[str, Any]) -> dict[str, Any]:

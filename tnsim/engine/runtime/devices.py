@@ -35,6 +35,16 @@ from threadpoolctl import ThreadpoolController
 from tnsim.errors import ExecutorError, TooLarge
 
 BY_MODEL = PartitionSpec("models")
+_THREAD_BYTES = 136 * 2**20
+"""Bytes of addresses that a new thread takes: its stack, and twice a glibc heap to align one.
+XLA compiles with as many threads as there are cores, and as many programs are compiled at once."""
+_HEAP_BYTES, _COMPILING_BYTES = 72 * 2**20, 112 * 2**20
+"""Bytes of addresses: the stack and heap of a started thread; compiling without its threads."""
+_XLA_THREADS, _XLA_THREADS_PER_PROCESSOR = 9, 5
+"""Threads of a process that has compiled, fixed and per processor: 19 on two processors."""
+PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+T = TypeVar("T")
+_CONFIG: Any = jax.config
 
 
 def backend() -> str:
@@ -99,22 +109,6 @@ def _padded(array: Any) -> Any:
     if not missing:
         return array
     return jax.numpy.concatenate([array, jax.numpy.repeat(array[-1:], missing, axis=0)])
-
-
-_THREAD_BYTES = 136 * 2**20
-"""Bytes of addresses that a new thread takes: its stack, and twice a glibc heap to align one.
-XLA compiles with as many threads as there are cores, and as many programs are compiled at once."""
-
-
-_HEAP_BYTES, _COMPILING_BYTES = 72 * 2**20, 112 * 2**20
-"""Bytes of addresses: the stack and heap of a started thread; compiling without its threads."""
-
-
-_XLA_THREADS, _XLA_THREADS_PER_PROCESSOR = 9, 5
-"""Threads of a process that has compiled, fixed and per processor: 19 on two processors."""
-
-
-PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
 def available_bytes(compiles: bool = True) -> int | None:
@@ -190,9 +184,8 @@ def _compiling_addresses() -> int:
     """
     # Threads that run already have their stacks.
     started = _told(lambda: psutil.Process().num_threads()) or 0
-    processors = os.cpu_count() or 1
-    threads = max(0, _XLA_THREADS + _XLA_THREADS_PER_PROCESSOR * processors - started)
-    return threads * _HEAP_BYTES + _COMPILING_BYTES
+    threads = _XLA_THREADS + _XLA_THREADS_PER_PROCESSOR * (os.cpu_count() or 1) - started
+    return max(0, threads) * _HEAP_BYTES + _COMPILING_BYTES
 
 
 def give_back_freed() -> None:
@@ -321,12 +314,6 @@ def _lines(path: Path) -> list[str]:
         return path.read_text().splitlines()
     except (OSError, UnicodeDecodeError):
         return []
-
-
-T = TypeVar("T")
-
-
-_CONFIG: Any = jax.config
 
 
 def cores() -> int:

@@ -32,13 +32,13 @@ from tnsim.engine.ir.dtypes import ITEM_BYTES
 from tnsim.engine.ir.program import Program
 from tnsim.engine.ir.stages import WholePlan
 from tnsim.engine.plan import Plan
-from tnsim.engine.runtime.binding import Stage, prepared, share_round
+from tnsim.engine.runtime.binding import BoundStage, prepared, share_round
 from tnsim.engine.runtime.compiling import Wanted, lie_on_default_device, ready
 from tnsim.engine.runtime.devices import give_back_freed, resident_bytes
 from tnsim.engine.runtime.stacking import (
-    Axes,
     Run,
     Stacked,
+    StackedAxes,
     aligned,
     stacked_stages,
 )
@@ -47,18 +47,14 @@ from tnsim.errors import ModelError
 
 Tier = Literal["interpret", "compile", "trace"]
 """NumPy at once, compiled programs of XLA, or inside a trace of the caller's."""
-
-
 _SMALL = 2**14  # most elements of arrays that a compiled program places faster than `device_put`
-
-
 _SHORT = 2**20  # most elements of a round that is not waited for: 8 MiB in float64
-
-
 _AHEAD = 2**22  # most elements of all rounds not waited for: 32 MiB in float64
-
-
 _TRIMMED = 2**22  # a round of more elements gives freed memory back first: 32 MiB in float64
+LONGEST = 100
+"""Most operations of a plan that becomes one compiled program; 100 compile in half a second."""
+LARGEST = 2**20
+"""Most elements alive at once in such a plan: beyond, arithmetic takes longer than is saved."""
 
 
 class Result(NamedTuple):
@@ -79,7 +75,7 @@ def run(
     plan: Plan,
     arrays: Mapping[str, Any],
     tier: Tier = "compile",
-    over: Mapping[str, Axes] = MappingProxyType({}),
+    over: Mapping[str, StackedAxes] = MappingProxyType({}),
 ) -> Result:
     """Run a plan on arrays.
 
@@ -103,9 +99,8 @@ def run(
     sizes = _stacked_sizes(plan, arrays, over)
     stacks, axes = stacked_stages(plan, sizes, over)
     if tier == "interpret":
-        dtype = np.dtype(plan.dtype)
-        bound = prepared(plan.whole, dtype.itemsize, stacks)
-        values = {name: np.asarray(arrays[name], dtype, order="C") for name in plan.shapes}
+        bound = prepared(plan.whole, ITEM_BYTES[plan.dtype], stacks)
+        values = placed({name: arrays[name] for name in plan.shapes}, plan.dtype, tier)
         with one_blas_thread(), np.errstate(all="ignore"):
             exponents = _through(plan, bound.rounds, bound.stages, values, share_round)
         return _gathered(plan, stacks, axes, values, exponents)
@@ -185,7 +180,7 @@ def _one_by_one(calls: Sequence[Callable[[], Any]], each: Round) -> list[Any]:
 def _gathered(
     plan: Plan,
     stacks: Sequence[Stacked],
-    axes: Mapping[str, Axes],
+    axes: Mapping[str, StackedAxes],
     values: Mapping[str, Any],
     stage_exponents: Mapping[tuple[int, str], Any],
 ) -> Result:
@@ -265,7 +260,7 @@ def cast(array: Any, dtype: str) -> Any:
 
 
 def _stacked_sizes(
-    plan: Plan, arrays: Mapping[str, Any], over: Mapping[str, Axes]
+    plan: Plan, arrays: Mapping[str, Any], over: Mapping[str, StackedAxes]
 ) -> tuple[int, ...]:
     """Sizes of the stacked axes; an empty tuple without stacks.
 
@@ -335,21 +330,13 @@ def _runners(
         Wanted(program, None if over.nothing else over, dtype)
         for program, over in zip(programs, stacks, strict=True)
     ]
-    return ready(wanted, function)
+    return ready(wanted, stage_function)
 
 
-def function(wanted: Wanted[Program]) -> Run:
+def stage_function(wanted: Wanted[Program]) -> Run:
     """The function of JAX arrays that is compiled for a program."""
-    stage = Stage.of(wanted.work, wanted.over, jnp)
+    stage = BoundStage.of(wanted.work, wanted.over, jnp)
     return lambda inputs: stage(inputs)  # JAX keeps weak references to functions
-
-
-LONGEST = 100
-"""Most operations of a plan that becomes one compiled program; 100 compile in half a second."""
-
-
-LARGEST = 2**20
-"""Most elements alive at once in such a plan: beyond, arithmetic takes longer than is saved."""
 
 
 def fetched(plan: Plan, arrays: Mapping[str, Any], tier: Tier = "compile") -> Result:
@@ -419,7 +406,7 @@ def _numbers(plan: Plan, arrays: Mapping[str, Any], over: Stacked | None) -> np.
         over = dict(zip(names, own.inputs, strict=True))
         stacks, axes = stacked_stages(plan, own.sizes, over)
         stages = [
-            Stage.of(plan.programs[stage.program], stacked, jnp)
+            BoundStage.of(plan.programs[stage.program], stacked, jnp)
             for stage, stacked in zip(plan.stages, stacks, strict=True)
         ]
 

@@ -35,7 +35,7 @@ import numpy as np
 from tnsim.engine import costs
 from tnsim.engine.costs import Memory
 from tnsim.engine.ir.dtypes import ITEM_BYTES
-from tnsim.engine.ir.program import Operation, Program, n_iterations
+from tnsim.engine.ir.program import Labels, Operation, Program, n_iterations
 from tnsim.engine.plan import Plan
 from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.binding import (
@@ -43,7 +43,6 @@ from tnsim.engine.runtime.binding import (
     Bound,
     Call,
     Function,
-    Labels,
     Sizes,
     bind,
     operation_function,
@@ -54,9 +53,10 @@ from tnsim.engine.runtime.binding import (
     turn_indices,
 )
 from tnsim.engine.runtime.compiling import Wanted, ready
+from tnsim.engine.runtime.devices import processors
 from tnsim.engine.runtime.execution import Result
 from tnsim.engine.runtime.stacking import Run, stacked_stages
-from tnsim.engine.runtime.threads import one_blas_thread, processors, shared
+from tnsim.engine.runtime.threads import one_blas_thread, shared
 from tnsim.engine.runtime.tiers import tier_in_use
 from tnsim.scaled import shifted
 from tnsim.sessions import per_object_cache, session

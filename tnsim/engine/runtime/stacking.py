@@ -14,8 +14,10 @@ from typing import Any, NamedTuple
 from tnsim.engine.ir.program import Program
 from tnsim.engine.plan import Plan
 
-Axes = tuple[bool, ...]
+StackedAxes = tuple[bool, ...]
+"""Whether an array has each of the stacked axes."""
 Run = Callable[[list[Any]], tuple[list[Any], list[Any]]]
+"""A stage as a function from its inputs to its outputs and the exponents of its scales."""
 
 
 class Stacked(NamedTuple):
@@ -30,22 +32,22 @@ class Stacked(NamedTuple):
     """
 
     sizes: tuple[int, ...]
-    inputs: tuple[Axes, ...]
-    outputs: tuple[Axes, ...]
-    scales: tuple[Axes, ...]
-    computed: tuple[Axes, ...] = ()
+    inputs: tuple[StackedAxes, ...]
+    outputs: tuple[StackedAxes, ...]
+    scales: tuple[StackedAxes, ...]
+    computed: tuple[StackedAxes, ...] = ()
 
     @property
     def nothing(self) -> bool:
         """Whether no input is stacked, so that the program runs as it is."""
         return not any(map(any, self.inputs))
 
-    def leading(self, axes: Axes) -> tuple[int, ...]:
+    def leading(self, axes: StackedAxes) -> tuple[int, ...]:
         """Sizes of the stacked axes that an array has."""
         return tuple(size for size, own in zip(self.sizes, axes, strict=True) if own)
 
 
-def stacked(program: Program, inputs: Sequence[Axes], sizes: Sequence[int]) -> Stacked:
+def stacked(program: Program, inputs: Sequence[StackedAxes], sizes: Sequence[int]) -> Stacked:
     """The stacked axes of a program: an output or scale has the axes of all that it depends on.
 
     Args:
@@ -86,8 +88,8 @@ def stacked(program: Program, inputs: Sequence[Axes], sizes: Sequence[int]) -> S
 
 
 def stacked_stages(
-    plan: Plan, sizes: Sequence[int], over: Mapping[str, Axes]
-) -> tuple[tuple[Stacked, ...], dict[str, Axes]]:
+    plan: Plan, sizes: Sequence[int], over: Mapping[str, StackedAxes]
+) -> tuple[tuple[Stacked, ...], dict[str, StackedAxes]]:
     """The stacked axes of every stage of a plan, and of all its values by name.
 
     Args:
@@ -143,19 +145,19 @@ def stacked_program(program: Program, over: Stacked) -> Program:
     return dataclasses.replace(program, shapes=tuple(shapes), operations=tuple(operations))
 
 
-def _stack_labels(axes: Axes) -> tuple[int, ...]:
+def _stack_labels(axes: StackedAxes) -> tuple[int, ...]:
     """A label for every stacked axis of an array; those of programs are not negative."""
     return tuple(-1 - n for n, is_stacked in enumerate(axes) if is_stacked)
 
 
-def aligned(array: Any, axes: Axes) -> Any:
+def aligned(array: Any, axes: StackedAxes) -> Any:
     """The array with an axis of size 1 for every stacked axis that it lacks."""
     sizes = iter(array.shape)
     leading = [next(sizes) if is_stacked else 1 for is_stacked in axes]
     return array.reshape([*leading, *sizes])
 
 
-def _union(several: Iterable[Axes], depth: int) -> Axes:
+def _union(several: Iterable[StackedAxes], depth: int) -> StackedAxes:
     """The axes that at least one of several arrays has."""
     all_axes = list(several)
     return tuple(any(axes[n] for axes in all_axes) for n in range(depth))

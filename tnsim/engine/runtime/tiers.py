@@ -23,7 +23,7 @@ from tnsim.engine.runtime.binding import prepared
 from tnsim.engine.runtime.compiling import default_device
 from tnsim.engine.runtime.devices import can_compile
 from tnsim.engine.runtime.execution import Tier
-from tnsim.engine.runtime.stacking import Axes, stacked_stages
+from tnsim.engine.runtime.stacking import StackedAxes, stacked_stages
 from tnsim.sessions import session
 
 USUAL_CORES = 2
@@ -51,7 +51,10 @@ def tier_in_use() -> Tier:
 
 
 def seconds_of(
-    plan: Plan, times: int = 1, side: int = 1, over: Mapping[str, Axes] = MappingProxyType({})
+    plan: Plan,
+    times: int = 1,
+    side: int = 1,
+    over: Mapping[str, StackedAxes] = MappingProxyType({}),
 ) -> float:
     """Seconds of a plan in NumPy, at all its moment nodes.
 

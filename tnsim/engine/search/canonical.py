@@ -18,7 +18,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
-Labels = tuple[int, ...]
+from tnsim.engine.ir.program import Labels
+
 Tensor = tuple[int, Labels]
 """A reference to an array, and a label for each of its axes."""
 

@@ -21,29 +21,20 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from tnsim.engine.costs import CACHED, WRITING
-from tnsim.engine.ir.program import postorder
+from tnsim.engine.ir.program import Labels, postorder
 from tnsim.engine.search import progress
 from tnsim.errors import ModelError, in_one_line
 from tnsim.sessions import session_cache
-
-Labels = tuple[int, ...]
-
 
 Path = tuple[tuple[int, int], ...]
 """A contraction path in SSA form.
 
 Each step names two tensors by number: operands first, then the results of earlier steps.
 """
-
-
 OPTIMAL_UP_TO = 10
 """Largest number of tensors for which optimal paths are searched."""
-
-
 TRIALS = 32
 """Number of random-greedy paths of a longer product."""
-
-
 SUBTREE = 8
 """Number of tensors up to which subtrees of dear products become optimal."""
 
@@ -134,7 +125,7 @@ def searched_by(optimizer: Any) -> Iterator[None]:
         _SEARCH.reset(token)
 
 
-def foreign() -> str | None:
+def callers_searcher() -> str | None:
     """The name of the optimiser of a caller, None where paths are searched as always."""
     search = _SEARCH.get()
     if search is None:

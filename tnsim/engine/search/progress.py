@@ -22,8 +22,6 @@ log = logging.getLogger(__name__)
 
 FIRST_LINE = 2.0
 """Seconds of planning after which the first line of progress is logged."""
-
-
 _changing = threading.Lock()
 _found: list[bool] = []  # for each thread that plans, whether it found the collector switched on
 

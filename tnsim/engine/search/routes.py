@@ -28,6 +28,28 @@ from tnsim.errors import TooLarge
 Structure = tuple[tuple[tuple[int, ...], ...], tuple[int, ...], tuple[tuple[int, int], ...]]
 """The labels of each reduced operand, the labels of the output, and pairs (label, size) of all
 labels, where labels are numbers."""
+Shapes = tuple[tuple[int, ...], ...]
+Sizes = dict[str, tuple[int, ...]]
+"""The shapes of arrays by name."""
+Choices = tuple[tuple[int, tuple], ...]
+"""The way in which a sum is written, as a pair (number, choices) per term.
+
+Number 0 is the product of the term, n its n-th alternative; the choices say how that alternative is
+written.
+"""
+MATTERS, HEAVY = 1e-3, 1e-2
+"""Shares of a stage's price from which on a term is searched a second and a third time."""
+GAINS, SAVES = 10**5, 3 * 10**7
+"""Prices from which on a term is searched a second and a third time.
+
+These searches take 1 and 10 ms, which cheaper routes of such a term save within some 50 runs.
+"""
+ALIKE = 2
+"""Ratio to the cheapest way of a term up to which another way may share enough to be cheaper."""
+MOST_CHECKED = 50
+"""Number of products of a definition whose least work is found before the search of a stage."""
+HOPELESS = 64
+"""Ratio to the cheapest way of a term beyond which another way is not searched again."""
 
 
 def _structure_of(term: Term, indices: tuple[str, ...], sizes: Sizes) -> Structure:
@@ -181,44 +203,6 @@ def _in_chunks(
     return Use(builder.computed(operation, turns * body.multiplications), output)
 
 
-Shapes = tuple[tuple[int, ...], ...]
-
-
-Sizes = dict[str, tuple[int, ...]]
-"""The shapes of arrays by name."""
-
-
-Choices = tuple[tuple[int, tuple], ...]
-"""The way in which a sum is written, as a pair (number, choices) per term.
-
-Number 0 is the product of the term, n its n-th alternative; the choices say how that alternative is
-written.
-"""
-
-
-MATTERS, HEAVY = 1e-3, 1e-2
-"""Shares of a stage's price from which on a term is searched a second and a third time."""
-
-
-GAINS, SAVES = 10**5, 3 * 10**7
-"""Prices from which on a term is searched a second and a third time.
-
-These searches take 1 and 10 ms, which cheaper routes of such a term save within some 50 runs.
-"""
-
-
-ALIKE = 2
-"""Ratio to the cheapest way of a term up to which another way may share enough to be cheaper."""
-
-
-MOST_CHECKED = 50
-"""Number of products of a definition whose least work is found before the search of a stage."""
-
-
-HOPELESS = 64
-"""Ratio to the cheapest way of a term beyond which another way is not searched again."""
-
-
 @dataclass(frozen=True)
 class _Candidate:
     """A term of a stage with the structures of all its products.
@@ -252,7 +236,7 @@ class RouteSearch:
         self.found: dict[Structure, Route] = {}
         self.effort: dict[Structure, int] = {}
 
-    def look(self, key: Structure, effort: int) -> None:
+    def search(self, key: Structure, effort: int) -> None:
         """Search the route of a product unless it was searched with this effort or more."""
         if self.effort.get(key, -1) < effort:
             self.found[key] = paths.route(*key, effort, self.large)
@@ -260,7 +244,7 @@ class RouteSearch:
 
     def best(self, key: Structure) -> Route:
         """The cheapest route found for a product."""
-        self.look(key, 0)
+        self.search(key, 0)
         return self.found[key]
 
     def cheapest_ways(self, stage: Stage, shapes: Shapes) -> tuple[Choices, ...]:
@@ -298,7 +282,7 @@ class RouteSearch:
             return
         # A way that is sixty-four times as dear by its greedy path hardly becomes the cheapest.
         if self.best(candidate.key).price <= HOPELESS * cheapest:
-            self.look(candidate.key, effort)
+            self.search(candidate.key, effort)
         for terms in candidate.sums:
             if sum(map(self._cheapest_price, terms)) <= HOPELESS * cheapest:
                 for term in terms:

@@ -14,13 +14,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tnsim.engine.costs import CACHED, WRITING
-from tnsim.engine.ir.program import Operation, Program, postorder
+from tnsim.engine.ir.program import Labels, Operation, Program, postorder
 from tnsim.engine.passes import layout
-from tnsim.engine.search.canonical import Labels, Tensor, canonical
+from tnsim.engine.search.canonical import Tensor, canonical
 
 Label = int | str
-
-
 Forms = dict[tuple, tuple[Hashable, Labels]]
 """Results of `canonical`, by its arguments."""
 

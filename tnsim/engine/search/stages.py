@@ -29,13 +29,13 @@ from tnsim.engine.search.routes import (
 from tnsim.engine.search.sharing import Builder, Forms, Use, WeightedValue, program_of
 from tnsim.engine.search.sums import total
 
-Axes = dict[str, int]
+IndexAxes = dict[str, int]
 """The axis of a loop's index in each array that has the index, by name."""
-
-
 MOST_TURNS = 2
 """Most turns of a loop that run at once: more turns need more memory and use the cores little
 better."""
+TURNS_ROOM = 8
+"""Elements that the turns of a loop running at once may take, in multiples of `large`."""
 
 
 class Assembly:
@@ -187,7 +187,7 @@ class Assembly:
         )
 
 
-def leading(definitions: Sequence[Definition], definition: Definition) -> Axes:
+def leading(definitions: Sequence[Definition], definition: Definition) -> IndexAxes:
     """The arrays that lead to a definition and have an axis for the first of its `loop_indices`.
 
     Args:
@@ -203,7 +203,7 @@ def leading(definitions: Sequence[Definition], definition: Definition) -> Axes:
     # Only intermediates may be computed inside the loop; a definition that later stages read exists
     # with its whole axis.
     steps = {d.name: d for d in definitions if not d.kept}
-    axes: Axes = {}
+    axes: IndexAxes = {}
     waiting = [(definition, definition.loop_indices[0])]
     # From the definition back to all that it is computed from, with the name that the index has
     # there.
@@ -221,7 +221,7 @@ def leading(definitions: Sequence[Definition], definition: Definition) -> Axes:
     return axes
 
 
-def _without_axes(definition: Definition, axes: Axes) -> Definition:
+def _without_axes(definition: Definition, axes: IndexAxes) -> Definition:
     """The definition at a single value of an index, without the axes of that index."""
     terms = []
     for term in definition.terms:
@@ -239,10 +239,6 @@ def _dropped_item(items: tuple, place: int | None) -> tuple:
     return items if place is None else items[:place] + items[place + 1 :]
 
 
-TURNS_ROOM = 8
-"""Elements that the turns of a loop running at once may take, in multiples of `large`."""
-
-
 def build_program(
     stage: Stage, shapes: Shapes, exchangeable: tuple[int, ...], large: int
 ) -> Program:
@@ -255,7 +251,7 @@ def build_program(
         large: Elements beyond which an intermediate is computed in chunks.
     """
     search = RouteSearch(large)
-    search.cheapest_ways(stage, shapes)
+    search.cheapest_ways(stage, shapes)  # for the routes that it finds; terms have one way left
     # Both attempts share the canonical forms of networks.
     forms: Forms = {}
 

@@ -91,7 +91,7 @@ def _shared_factors(builder: Builder, use: Use) -> Iterator[_Factor]:
     """The ways to read a value as factor times rest, under names that other summands share."""
     value = builder.values[use.value]
     operation = value.operation
-    if operation is None or operation.kind != "contract" or len(operation.args) != 2:
+    if operation is None or not operation.is_product:
         return
     outer = dict(zip(operation.output, use.labels, strict=True))
     # A summed label is named after its position in the factor, which other summands share, with

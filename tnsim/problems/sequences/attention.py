@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Mapping
 
 from tnsim.engine.ir.problem import Operand, Term, renamed
-from tnsim.names import OUTPUT, SLOTS, VALUE, ModelName, Slot
+from tnsim.names import OUTPUT, SLOTS, VALUE, Side, Slot
 from tnsim.problems.sequences.bra_ket import BraKet, stream
 from tnsim.problems.sequences.expansions import Expansions, Frame
 from tnsim.problems.sequences.notation import (
@@ -30,7 +30,7 @@ from tnsim.problems.sequences.notation import (
     scores_of,
 )
 
-HeadMeans = Mapping[ModelName, Operand | None]
+HeadMeans = Mapping[Side, Operand | None]
 """Mean of every head's output by model, `[s, a, u]`; None where it vanishes or is undefined."""
 
 

@@ -11,20 +11,19 @@ from typing import NamedTuple
 
 from tnsim.engine.ir.problem import ALIAS_SUFFIX, Operand
 from tnsim.metrics.input_moments import PositionForm
-from tnsim.names import IDENTITY, SCORES, SKIP, SLOTS, STREAM, VALUE, Leaf, ModelName, Pair, Slot
+from tnsim.names import IDENTITY, SCORES, SKIP, SLOTS, STREAM, VALUE, Leaf, Pair, Side, Slot
 from tnsim.problems.sequences.joining_rules import MetricRules
 from tnsim.problems.sequences.notation import FIRST, KEY_POSITION, Leg, Product
 from tnsim.problems.tensors.kinds import LayerKind
 
 MEAN_AXES: dict[PositionForm, tuple[str, ...]] = {"alike": ("k",), "each": ("s", "k")}
-
-
 COVARIANCE_AXES: dict[PositionForm, tuple[str, ...]] = {
     "alike": ("k", "l"),
     "each": ("s", "k", "l"),
     "full": ("s", "k", "S", "l"),
 }
 """Axes of a mean and of a covariance of outputs by form."""
+_READ_AT_KEYS = (*(key for _, key in SCORES), VALUE)
 
 
 class Moment(NamedTuple):
@@ -65,8 +64,8 @@ class States(NamedTuple):
     """
 
     moments: dict[Pair, Moment]
-    means: dict[ModelName, Moment | None]
-    ones: dict[ModelName, str]
+    means: dict[Side, Moment | None]
+    ones: dict[Side, str]
 
     def positions(self, n_ctx: int) -> Positions:
         """The structure of the positions: whether they are independent and distributed alike."""
@@ -94,8 +93,8 @@ class LayerStep:
     """
 
     number: int
-    kinds: dict[ModelName, LayerKind | None]
-    layers: dict[ModelName, int | None]
+    kinds: dict[Side, LayerKind | None]
+    layers: dict[Side, int | None]
     states: States
     rules: MetricRules
     positions: Positions
@@ -112,13 +111,10 @@ class LayerStep:
         """Whether a layer of the step mixes positions."""
         return any(kind is not None and kind.mixes_positions for kind in self.kinds.values())
 
-    def order(self, model: ModelName) -> int:
+    def order(self, model: Side) -> int:
         """Order of a model's layer. A model that waits applies the identity, of order 1."""
         kind = self.kinds[model]
         return 1 if kind is None else kind.order
-
-
-_READ_AT_KEYS = (*(key for _, key in SCORES), VALUE)
 
 
 class BraKet:
@@ -138,7 +134,7 @@ class BraKet:
     def __init__(self, step: LayerStep, pair: Pair, one_position: bool) -> None:
         self.step = step
         self.pair = pair
-        self.models: dict[Slot, ModelName] = {"bra": pair.bra, "ket": pair.ket}
+        self.models: dict[Slot, Side] = {"bra": pair.bra, "ket": pair.ket}
         self.marks: dict[Slot, str] = {
             "bra": "",
             "ket": ALIAS_SUFFIX if pair.bra == pair.ket and step.mixes else "",

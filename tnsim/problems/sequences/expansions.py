@@ -59,8 +59,6 @@ from tnsim.problems.sequences.position_wise import Projections
 
 LINK, RING = "z", "y"
 """Indices summed within one product: one links two arrays, the other makes them a ring, a trace."""
-
-
 Scores = frozenset[Score]
 
 

@@ -54,8 +54,8 @@ from tnsim.names import (
     PAIRS,
     SAME_POSITION,
     Leaf,
-    ModelName,
     Pair,
+    Side,
 )
 from tnsim.problems.alignment import align
 from tnsim.problems.sequences.bra_ket import COVARIANCE_AXES, MEAN_AXES, LayerStep, Moment, States
@@ -72,6 +72,8 @@ from tnsim.problems.tensors.kinds import Kinds, LayerKind
 from tnsim.problems.tensors.positional import sequence_shapes
 
 Powers = tuple[tuple[str, int], ...]
+Layers = dict[Side, int | None]
+"""Numbers of the layers that one step applies, by model; None where a model waits."""
 
 
 class Scales(NamedTuple):
@@ -83,7 +85,7 @@ class Scales(NamedTuple):
         by_model: Whether all values of a model share a scale; otherwise the values of a pair do.
     """
 
-    models: tuple[ModelName, ...]
+    models: tuple[Side, ...]
     tracked: tuple[Pair, ...]
     by_model: bool
 
@@ -155,17 +157,13 @@ class Scales(NamedTuple):
         return (*grown, own)
 
 
-def _size_name(step: LayerStep, model: ModelName) -> str:
+def _size_name(step: LayerStep, model: Side) -> str:
     """Name of the second moments of a model's state above a step."""
     return f"size.{model}{step.suffix}"
 
 
-Layers = dict[ModelName, int | None]
-"""Numbers of the layers that one step applies, by model; None where a model waits."""
-
-
 def fold_sequences(
-    models: dict[ModelName, Kinds],
+    models: dict[Side, Kinds],
     rule: PairingRule,
     inputs: SequenceInputs,
     n_ctx: int,
@@ -216,7 +214,7 @@ class SequenceFold:
 
     def __init__(
         self,
-        models: dict[ModelName, Kinds],
+        models: dict[Side, Kinds],
         rule: PairingRule,
         inputs: SequenceInputs,
         n_ctx: int,
@@ -242,7 +240,7 @@ class SequenceFold:
     def step(self, number: int) -> LayerStep:
         """The layers of a step over the current states."""
         layers = self.layers[number]
-        kinds: dict[ModelName, LayerKind | None] = dict.fromkeys(self.models)
+        kinds: dict[Side, LayerKind | None] = dict.fromkeys(self.models)
         for model, layer in layers.items():
             if layer is not None:
                 kinds[model] = self.models[model][layer]
@@ -257,7 +255,7 @@ class SequenceFold:
             with_own=all(Pair(model, model) in self.scales.tracked for model in self.models),
         )
 
-    def means(self, step: LayerStep) -> dict[ModelName, OutputMean]:
+    def means(self, step: LayerStep) -> dict[Side, OutputMean]:
         """The means of both models' outputs."""
         return {model: output_mean(step, model) for model in self.models}
 
@@ -390,9 +388,7 @@ def _carried_value(
     return Definition(name + step.suffix, indices, (Term(1.0, product),), powers=powers)
 
 
-def _matched_layers(
-    models: Mapping[ModelName, Kinds],
-) -> tuple[Layers, ...]:
+def _matched_layers(models: Mapping[Side, Kinds]) -> tuple[Layers, ...]:
     """The layers that each step applies.
 
     Raises:
@@ -407,7 +403,7 @@ def _matched_layers(
     return tuple(steps)
 
 
-def _kinds_at(models: Mapping[ModelName, Kinds], layers: Layers) -> list[LayerKind]:
+def _kinds_at(models: Mapping[Side, Kinds], layers: Layers) -> list[LayerKind]:
     """Kinds of the layers that a step applies, without models that wait."""
     return [models[model][number] for model, number in layers.items() if number is not None]
 
@@ -439,7 +435,7 @@ def _tracked_pairs(pairs: tuple[Pair, ...], rules: MetricRules) -> tuple[Pair, .
     return tuple(tracked)
 
 
-def _input_states(models: Iterable[ModelName], inputs: SequenceInputs) -> States:
+def _input_states(models: Iterable[Side], inputs: SequenceInputs) -> States:
     """The states below the first step, the input that both models read."""
     covariance = Moment("" if inputs.covariance is None else COVARIANCE, *inputs.form)
     mean = None if inputs.mean is None else Moment(MEAN, inputs.mean)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from tnsim.engine.ir.problem import Operand, Stage, StageBuilder, Term, renamed
 from tnsim.metrics.input_moments import PositionForm
-from tnsim.names import SLOTS, ModelName, Pair, Slot, bias_of
+from tnsim.names import SLOTS, Pair, Side, Slot, bias_of
 from tnsim.problems.sequences import attention, position_wise
 from tnsim.problems.sequences.bra_ket import (
     COVARIANCE_AXES,
@@ -49,7 +49,10 @@ class OutputMean(NamedTuple):
     stage: Stage = Stage(())
 
 
-def output_mean(step: LayerStep, model: ModelName) -> OutputMean:
+Means = Mapping[Side, OutputMean]
+
+
+def output_mean(step: LayerStep, model: Side) -> OutputMean:
     """The mean of a layer's output, or for the tree metrics its value at the zero input."""
     names = BraKet(step, Pair(model, model), one_position=True)
     if names.waits("bra"):
@@ -95,9 +98,6 @@ def _bias_summand(names: BraKet) -> list[Summand]:
         return []
     product = (names.leaf("bra", bias_of(kind.down), "k"), *names.ones("bra", kind.order))
     return [Summand(1.0, product)]
-
-
-Means = Mapping[ModelName, OutputMean]
 
 
 def output_covariance(
