@@ -173,11 +173,10 @@ def outputs_of(function: Function, inputs: Any, apart: bool = True) -> np.ndarra
 
 
 def _host_outputs(function: Function, inputs: Any) -> np.ndarray:
-    # Outputs are compared in NumPy, wherever the function computed them.
+    """The outputs on a batch in NumPy, wherever the function computed them."""
     outputs = host_array(detached(array_at(function, inputs)))
-    outputs = in_rows(outputs, len(inputs))
-    if not (isinstance(function, Deferred) or hasattr(function, "named_parameters")):
-        outputs = outputs.copy()  # the next call of the function may write into its buffer
+    # A copy, as the next call of a function or of a module may write into a buffer of its own.
+    outputs = in_rows(outputs, len(inputs)).copy()
     if not np.isfinite(outputs).all():
         raise TnsimError("a function gives outputs that are NaN or infinite")
     return outputs
