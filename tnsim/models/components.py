@@ -25,7 +25,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import numpy as np
 from jax.core import Tracer
 from jaxtyping import Float
@@ -257,8 +256,7 @@ def switches(parts: Sequence[Component], z: Any) -> Any:
         for label, value in z.items():
             numbers[chosen(parts, [label])] = value
         return numbers
-    # Switches may be traced, so they stay in JAX; others are checked as numbers.
-    array = z if isinstance(z, jax.Array) else as_array(z, "the switches z", 1)
+    array = as_array(z, "the switches z", 1)  # which stays in JAX where it is traced
     if array.shape != (len(parts),):
         raise ModelError(
             f"the model has {len(parts)} components and z has shape {tuple(array.shape)}; give a "
