@@ -212,14 +212,9 @@ def _waves(i: int, j: int, m: Real, s: Real, n: Real, t: Real, rho: Real, gap: R
     near = xp.exp(-0.5 * (xp.square(s - t) + 2 * s * t * gap))  # of u - sign v
     far = xp.exp(-0.5 * (xp.square(s + t) - 2 * s * t * gap))
     difference = -sign * near * xp.expm1(-2 * s * t * sign * rho)
-
-    def shifted(mean: Real, order: int) -> Real:
-        """A derivative of sin(mean)."""
-        value = xp.cos(mean) if order % 2 else xp.sin(mean)
-        return (-1) ** (order // 2) * value
-
-    cosines = shifted(m, i + 1) * shifted(n, j + 1)
-    return 0.5 * (cosines * difference + shifted(m, i) * shifted(n, j) * (near + far))
+    sine = Wave()
+    cosines = sine(m, i + 1) * sine(n, j + 1)
+    return 0.5 * (cosines * difference + sine(m, i) * sine(n, j) * (near + far))
 
 
 def _by_width(f: Activation) -> list[tuple[Gate, ...]]:

@@ -232,13 +232,13 @@ def folders_of_networks(models: Any) -> dict[str, Path]:
         {}
     """
     from tnsim.checkpoints.configurations import ADAPTERS
-    from tnsim.checkpoints.folders import OLD
+    from tnsim.checkpoints.folders import OLD, WHOLE
     from tnsim.checkpoints.hugging_face import architecture_of
     from tnsim.checkpoints.load import Series
 
     if not is_path_or_paths(models):
         return {}
-    weights = ("model.safetensors", OLD, *ADAPTERS)
+    weights = (WHOLE, OLD, *ADAPTERS)
     if isinstance(models, (list, tuple)):
         if any(isinstance(path, (list, tuple)) for path in models):
             return {}

@@ -214,7 +214,6 @@ def compared_sizes(module: torch.nn.Module, example: torch.Tensor, axis: int) ->
     """
     # These import an algebra of symbols.
     from torch._dispatch.python import enable_python_dispatcher
-    from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import (
         DimDynamic,
         ShapeEnv,

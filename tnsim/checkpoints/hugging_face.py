@@ -14,7 +14,7 @@ from typing import Any
 
 from tnsim.checkpoints.adapters import adapted, base_of
 from tnsim.checkpoints.configurations import configuration, is_adapter
-from tnsim.checkpoints.folders import OLD, model_file
+from tnsim.checkpoints.folders import OLD, WHOLE, model_file
 from tnsim.checkpoints.formats import Contents, Stored, contents
 from tnsim.checkpoints.guard import naming, refusing
 from tnsim.errors import CheckpointError, require
@@ -57,7 +57,7 @@ def architecture_of(path: Any) -> str | None:
     """
     with naming(path):
         adapter = _adapter_in(path)
-        beside = Path(path) / "model.safetensors" if adapter is None else base_of(adapter)
+        beside = Path(path) / WHOLE if adapter is None else base_of(adapter)
         named = (configuration(beside) or {}).get("architectures")
     name = named[0] if isinstance(named, list) and named else None
     return name if isinstance(name, str) and name.isidentifier() else None

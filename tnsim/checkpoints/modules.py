@@ -633,9 +633,9 @@ def _check_own(graph: Graph, first: Any) -> None:
     """
     from tnsim.checkpoints.graphs import state_of
 
+    constants = set(map(_place, graph.constants.values()))
     for name, one in state_of(first).items():
-        place = one.untyped_storage().data_ptr()
-        constants = [known.untyped_storage().data_ptr() for known in graph.constants.values()]
+        place = _place(one)
         if place and place in constants:
             raise UnsupportedLayer(
                 f"the forward pass reads {name} of the module that was given also in copies with "

@@ -483,9 +483,7 @@ class _Trace:
     def _has_entries(self, argument: Any) -> bool:
         """Whether an argument that does not depend on the input is not zero everywhere."""
         known = self.values[argument] if isinstance(argument, Operation) else argument
-        return bool(
-            np.any(self.library.numbers(known) if isinstance(argument, Operation) else known)
-        )
+        return bool(self.library.numbers(known).any())
 
     def _step_value(self, one: Operation) -> Value:
         """1 where a value is above an array of thresholds, and 0 elsewhere."""
