@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tnsim.errors import CheckpointError, ModelError, TnsimError, UnsupportedLayer
-from tnsim.models.functions import is_function, with_output
+from tnsim.models.functions import is_function, is_module, with_output
 from tnsim.models.model import AnyModel, Combination, Model, in_numpy, terms
 from tnsim.options import is_list
 
@@ -257,16 +257,6 @@ def folders_of_networks(models: Any) -> dict[str, Path]:
     folders = {label: path.parent for label, path in paths}
     is_known = len(folders) == len(series) and all(map(architecture_of, folders.values()))
     return folders if is_known else {}
-
-
-def is_module(given: Any) -> bool:
-    """Whether a value is a PyTorch module; PyTorch itself is not imported.
-
-    Example:
-        >>> is_module(abs)
-        False
-    """
-    return is_function(given) and hasattr(given, "named_parameters")
 
 
 def _example_of_width(module: Any, n_ctx: int | None, width: int) -> Any:

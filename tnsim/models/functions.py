@@ -127,6 +127,16 @@ def is_function(model: Any) -> bool:
     return callable(model) and not isinstance(model, (type, AnyModel))
 
 
+def is_module(given: Any) -> bool:
+    """Whether a value is a PyTorch module; PyTorch itself is not imported.
+
+    Example:
+        >>> is_module(abs)
+        False
+    """
+    return is_function(given) and hasattr(given, "named_parameters")
+
+
 def refused_under(metric: Any) -> ModelError:
     """The error for plain functions under a metric that compares weights.
 
@@ -194,7 +204,7 @@ def is_narrow(function: Function, outputs: Any) -> bool:
         True
     """
     module = loaded(function.function if isinstance(function, WithOutput) else function)
-    kept = module.parameters() if hasattr(module, "named_parameters") else ()
+    kept = module.parameters() if is_module(module) else ()
     floats = [one.dtype.itemsize for one in kept if one.is_floating_point()]
     return min(floats, default=outputs.dtype.itemsize) <= 2
 
@@ -257,7 +267,7 @@ def array_at(function: Function, inputs: Any, gradients: bool = False) -> Any:
     output = None
     if isinstance(function, WithOutput):
         function, output = function.function, function.output
-    if hasattr(function, "named_parameters"):
+    if is_module(function):
         run = run_with_gradients if gradients else run_module
         return array_of(run(function, inputs), output)
     return array_of(_called(function, inputs, gradients), output)
