@@ -34,12 +34,12 @@ from tnsim.activations.kernels import (
     Side,
     at_rest,
     correlations,
-    directions,
     gross_size,
     highest_order,
     in_floats,
     jumps,
     left_over,
+    lengths_and_directions,
     product_of_rows,
     relative,
     times_z,
@@ -132,12 +132,12 @@ def check_gate(f: Activation) -> Activation:
 def _split(units: GatedInputs) -> tuple[tuple[Real, ...], Real, Real]:
     """Mean, deviation, a, b and the deviation of e of every unit; its direction; the row of e."""
     units = GatedInputs(*map(in_floats, units))
-    deviation, unit = directions(units.gate.rows)
+    deviation, unit = lengths_and_directions(units.gate.rows)
     # b is the component of the row of w along the direction of u, and the row of e is what remains,
     # so that e is independent of z.
     slope = library(unit, units.up.rows).sum(units.up.rows * unit, 1)
     e = units.up.rows - slope[:, None] * unit
-    return (units.gate.mean, deviation, units.up.mean, slope, directions(e)[0]), unit, e
+    return (units.gate.mean, deviation, units.up.mean, slope, lengths_and_directions(e)[0]), unit, e
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,7 @@ def owens_t(h: Real, a: Real) -> Real:
     return xp.sign(a) * xp.where(large, reflected, total)
 
 
-def thresholds(h: Real, k: Real, r: Real, gap: Real) -> tuple[Real, Real, Real, Real]:
+def below_both(h: Real, k: Real, r: Real, gap: Real) -> tuple[Real, Real, Real, Real]:
     """P(X < h, Y < k) of two standard normal variables, and how far either threshold lies.
 
     With bar = sqrt(1 - r^2) (Owen 1956),
@@ -167,7 +167,7 @@ def thresholds(h: Real, k: Real, r: Real, gap: Real) -> tuple[Real, Real, Real, 
     return xp.maximum(probability, 0.0), k_given_h, h_given_k, bar
 
 
-def gated_moments(
+def gate_moments(
     mean: Real, deviation: Real, width: float, most: int
 ) -> tuple[list[Real], list[Real]]:
     """E u^p Phi(u / width) for p = 0 .. most and u ~ N(mean, deviation^2), and E u^p delta(u + e).
@@ -368,7 +368,7 @@ def _first_entries(
     noise = u.kept * share_v**2 + v.kept
     r_gap = gap + xp.abs(rho) * noise / (1 + share_u * share_v)
     r = rho * share_u * share_v
-    probability, v_given_u, u_given_v, bar = thresholds(u.threshold, v.threshold, r, r_gap)
+    probability, v_given_u, u_given_v, bar = below_both(u.threshold, v.threshold, r, r_gap)
     # delta(U) delta(V) has the density of U times that of V given U, whose deviation is T bar.
     # Given U = 0 the other gate opens with the probability Phi((k - r h) / bar).
     at_both = at_u * density(v_given_u) / (v.total * bar)

@@ -26,8 +26,6 @@ JOINED = (
     "computes with the number of its inputs or with more than one of them: what it gives for an "
     "input depends on the batch around it, so it is no function of an input"
 )
-
-
 _ARITHMETIC = (SUMS - {"sum", "mean"}) | PRODUCTS | {"full", "new_full", "masked_fill"}
 """Operations whose numbers count, which are the shape of the batch in others."""
 

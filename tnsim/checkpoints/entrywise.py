@@ -24,8 +24,6 @@ from tnsim.checkpoints.operations import Operation, is_affine
 from tnsim.errors import UnsupportedLayer
 
 Numbers = Any
-
-
 _WIDE = np.geomspace(1e-12, 1e15, 271)
 _BENDS, _STEP = 40.0, 0.5  # sizes of arguments at which functions bend, and steps between places
 _ROUNDS, _MOST_PLACES = 24, 8_000

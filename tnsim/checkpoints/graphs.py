@@ -130,10 +130,10 @@ def graph_of(module: torch.nn.Module, example: torch.Tensor, whole: tuple[type, 
         >>> [one.name for one in graph.operations if one.name not in ("weight", "input")]
         ['t', 'addmm']
     """
-    return _written(module, example[:1], whole)
+    return _graph_on(module, example[:1], whole)
 
 
-def _written(module: torch.nn.Module, example: torch.Tensor, whole: tuple[type, ...]) -> Graph:
+def _graph_on(module: torch.nn.Module, example: torch.Tensor, whole: tuple[type, ...]) -> Graph:
     """The operations on a batch as it is."""
     return _graph(*_traced(module, example, whole), module)
 
@@ -155,7 +155,7 @@ def check_batches(
 
     batches.check_batches(
         graph,
-        lambda count: _written(module, repeated(count), whole),
+        lambda count: _graph_on(module, repeated(count), whole),
         state_of(module),
         repeated(2),
         TorchLibrary(example if example.is_floating_point() else torch.zeros(())),
@@ -567,7 +567,7 @@ def _graph(
     by_name = {node.name: operation for node, operation in known.items()}
     if output is None:
         raise UnsupportedLayer("the output of the forward pass does not depend on the input")
-    _check_repeatable(traced, places)
+    _check_draws_nothing(traced, places)
     ends = {
         by_name[end]: (path, by_name[start])
         for end, (path, start) in owns.items()
@@ -588,7 +588,7 @@ def _drops(node: torch.fx.Node) -> bool:
     return not isinstance(chosen, int | float) or chosen != 0
 
 
-def _check_repeatable(traced: torch.fx.GraphModule, places: Mapping[str, str]) -> None:
+def _check_draws_nothing(traced: torch.fx.GraphModule, places: Mapping[str, str]) -> None:
     """Raise `UnsupportedLayer` where the output depends on random numbers."""
     needed = list(traced.graph.find_nodes(op="output"))
     found = set(needed)

@@ -63,7 +63,7 @@ def inputs_of(module: Any, path: str, inputs: Any) -> np.ndarray:
     batches: list[np.ndarray] = []
 
     def record(_: Any, arguments: tuple, named: dict[str, Any]) -> None:
-        given = array((*arguments, *named.values())[0])
+        given = as_numpy((*arguments, *named.values())[0])
         # Token numbers are no states.
         if given.dtype.kind != "f" or given.ndim < 2:
             raise ModelError(
@@ -84,7 +84,7 @@ def inputs_of(module: Any, path: str, inputs: Any) -> np.ndarray:
     return np.concatenate(batches)
 
 
-def array(value: Any) -> np.ndarray:
+def as_numpy(value: Any) -> np.ndarray:
     """A tensor as NumPy, floats in float64.
 
     Args:

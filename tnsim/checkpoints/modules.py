@@ -24,7 +24,13 @@ import numpy as np
 from tnsim.checkpoints.adapters import merged_module
 from tnsim.checkpoints.guard import cause, refusing
 from tnsim.checkpoints.layer_rules import normed
-from tnsim.checkpoints.module_calls import array, copy_of, diverged, outside_compiler, require_torch
+from tnsim.checkpoints.module_calls import (
+    as_numpy,
+    copy_of,
+    diverged,
+    outside_compiler,
+    require_torch,
+)
 from tnsim.checkpoints.module_examples import (
     AN_EXAMPLE,
     POSITIONS,
@@ -77,6 +83,11 @@ LARGEST_BATCH = 2**18
 _ROUNDING = 1e-12
 """Largest relative error of layers that are read by a graph of an earlier reading."""
 SOFTMAX = "MultiheadAttention"  # refused as a whole, not operation by operation
+QUANTISERS = ("bitsandbytes", "torchao", "optimum", "gptqmodel", "auto_gptq", "awq", "hqq")
+"""Packages whose layers and tensors hold integers with scales."""
+_ASK_FOR_INPUTS = f", of which the input's size is to be known: give inputs=, {AN_EXAMPLE}"
+_OF_IMAGES = tuple(f"torch.nn.modules.{name}" for name in ("batchnorm", "conv", "pooling"))
+"""Modules of layers that are read off operations on an example of the input."""
 
 
 @outside_compiler
@@ -675,13 +686,13 @@ def _check_apart(double: Any, example: Any, sizes: Iterable[int]) -> None:
     alone: dict[int, np.ndarray] = {}
     for n in sorted({0, 1, 2} | {count - 1 for count in counts}):
         before = _settings(double)
-        alone[n] = array(double(given[n : n + 1])).reshape(-1)
+        alone[n] = as_numpy(double(given[n : n + 1])).reshape(-1)
     if changed := sorted(name for name, _ in before.items() ^ _settings(double).items()):
         raise UnsupportedLayer(
             f"the forward pass changes {changed[0]} at each call, on which it may depend"
         )
     for count in counts:
-        together = array(double(given[:count])).reshape(count, -1)
+        together = as_numpy(double(given[:count])).reshape(count, -1)
         for n in {0, count // 2, count - 1} & set(alone):
             one, other = together[n], alone[n]
             with np.errstate(invalid="ignore"):  # of what floats cannot hold
@@ -944,10 +955,6 @@ def _check_repeatable(module: Any) -> None:
             )
 
 
-QUANTISERS = ("bitsandbytes", "torchao", "optimum", "gptqmodel", "auto_gptq", "awq", "hqq")
-"""Packages whose layers and tensors hold integers with scales."""
-
-
 def _check_unquantised(name: str, module: Any) -> None:
     """Raise `UnsupportedLayer` where a submodule or a tensor of its own is quantised."""
     own = [*module._parameters.values(), *module._buffers.values()]
@@ -1010,11 +1017,6 @@ def _leaf_reason(leaf: Any, is_given: bool) -> str:
     # Classes of the user may derive from those of PyTorch.
     of_images = any(cls.__module__ in _OF_IMAGES for cls in type(leaf).__mro__)
     return _ASK_FOR_INPUTS if of_images and not is_given else ""
-
-
-_ASK_FOR_INPUTS = f", of which the input's size is to be known: give inputs=, {AN_EXAMPLE}"
-_OF_IMAGES = tuple(f"torch.nn.modules.{name}" for name in ("batchnorm", "conv", "pooling"))
-"""Modules of layers that are read off operations on an example of the input."""
 
 
 def tensors_of(module: Any) -> dict[str, Any]:

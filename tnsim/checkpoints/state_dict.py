@@ -54,10 +54,13 @@ OF_A_FILE = "Load what no dialect describes into the module that it belongs to."
 _ATTENTION = re.compile(
     r"(^|[._])(q|k|v|q1|k1|q2|k2|attn|attention|q_proj|k_proj)([._]|$)", re.IGNORECASE
 )
-
-
 _INNER = re.compile(r"(?:(?<=\.)|^)(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 """Parts of names of blocks that were compiled, sharded or checkpointed one by one."""
+_QUANTISED = re.compile(
+    r"(?:^|[._])(?:_packed_params|SCB|qweight|qzeros|absmax|quant_map|quant_state|weight_packed|"
+    r"weight_scale(?:_inv)?)(?:\.|$)"
+)
+"""Names beside quantised weights: of PyTorch, bitsandbytes, GPTQ and AWQ, compressed tensors."""
 
 
 class Place(NamedTuple):
@@ -541,13 +544,6 @@ def unnamed(
         f'it, dialect="{fitting[0].name}" (--dialect), else give the module, '
         "tnsim.load(path, net) (--model FILE.py:NAME)"
     )
-
-
-_QUANTISED = re.compile(
-    r"(?:^|[._])(?:_packed_params|SCB|qweight|qzeros|absmax|quant_map|quant_state|weight_packed|"
-    r"weight_scale(?:_inv)?)(?:\.|$)"
-)
-"""Names beside quantised weights: of PyTorch, bitsandbytes, GPTQ and AWQ, compressed tensors."""
 
 
 def check_unquantised(state: Mapping[str, Any], refused: Exception) -> None:

@@ -361,12 +361,12 @@ def _column_factors(own: Sequence[Component], z: Any, width: int) -> Any:
     place = np.zeros(width, int)
     for k, part in enumerate(own):
         if part.part is not None:
-            place[_part_columns(part, width)] = k + 1
+            place[_part_slice(part, width)] = k + 1
     return library(z).concatenate([np.ones(1), z])[place]
 
 
-def _part_columns(part: Component, width: int) -> slice:
-    """The rows or columns that belong to a component among `width` of them."""
+def _part_slice(part: Component, width: int) -> slice:
+    """The places of a component among `width` rows or columns."""
     # A bias alone has no columns.
     assert part.part is not None
     step = width // part.parts
@@ -386,7 +386,7 @@ def with_core(layer: Layer, core: Any) -> Any:
 
 
 def check_exchangeable(a: Any, b: Any, by: str) -> tuple[Model, Model]:
-    """Refuse models whose components do not correspond to each other, and return others.
+    """Two models whose components correspond to each other; others are refused.
 
     Raises:
         ModelError: The models differ in depth, in kinds or settings of layers, in widths of the
@@ -639,7 +639,7 @@ def _with_unit_scale(layer: Layer) -> Residual:
 def _with_rows(arrays: Sequence[Any], part: Component) -> np.ndarray:
     """The rows of the first array, those of a component from the second."""
     array, other = map(np.asarray, arrays)
-    rows = _part_columns(part, len(array))
+    rows = _part_slice(part, len(array))
     # A copy, as weights of models are shared and read-only.
     result = np.array(array, np.result_type(array, other))
     result[rows] = other[rows]
@@ -860,7 +860,7 @@ def _wired_layer(
         for target in own:
             if parts[target].part is not None:
                 leg = _LEGS.get(name, "in")
-                gate[_part_columns(parts[target], len(matrix))] = _gate_numbers(
+                gate[_part_slice(parts[target], len(matrix))] = _gate_numbers(
                     place, target, leg, blocks
                 )
         # The matrix stands once for each block, with the rows of a component gated apart.
@@ -870,7 +870,7 @@ def _wired_layer(
     columns = np.zeros((blocks, weight.shape[1]))
     for target in own:
         if parts[target].part is not None:
-            columns[target + 1, _part_columns(parts[target], weight.shape[1])] = 1.0
+            columns[target + 1, _part_slice(parts[target], weight.shape[1])] = 1.0
         if parts[target].bias:
             values[bias_name(output)] = _in_block(bias, target + 1, blocks)
     if rows:

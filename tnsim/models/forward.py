@@ -553,8 +553,8 @@ def as_read(model: Any, inputs: Any) -> Any:
         >>> as_read(Model([Linear(np.ones((1, 12)))]), np.ones((5, 3, 2, 2))).shape
         (5, 12)
     """
-    is_array = not is_tokens(inputs) and inputs.ndim > 2
-    if is_array and model.n_ctx is None and math.prod(inputs.shape[1:]) == model.d_in:
+    has_axes = not is_tokens(inputs) and inputs.ndim > 2
+    if has_axes and model.n_ctx is None and math.prod(inputs.shape[1:]) == model.d_in:
         inputs = inputs.reshape(len(inputs), model.d_in)
     check_inputs(model, inputs)
     return inputs

@@ -21,6 +21,12 @@ Function: TypeAlias = Callable[[Any], Any]
 """A map from a batch of inputs to outputs (points, out) or (points, positions, out)."""
 ALONE = 2
 """Inputs that run once more, apart from their batch, to tell whether outputs depend on it."""
+MAIN_OUTPUTS = ("logits", "last_hidden_state")
+"""Names of the outputs of Hugging Face models that count where a model gives several."""
+INPUTS = ("input_ids", "pixel_values", "inputs_embeds", "inputs", "x")
+"""Names of the inputs in batches of Hugging Face and of others, of which the first counts."""
+_MOVING_IN_TRAINING = ("BatchNorm", "SpectralNorm")
+"""Parts of the names of classes that read or move a state of their own in training mode."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,7 +182,7 @@ def outputs_of(function: Function, inputs: Any, apart: bool = True) -> np.ndarra
         TnsimError: The outputs are not finite.
     """
     outputs = _host_outputs(function, inputs)
-    # The size of a batch is ours to choose, so nothing may depend on it.
+    # Batches are as large as memory allows, so nothing may depend on their size.
     if apart and len(inputs) > ALONE:
         check_rows_alone(function, _host_outputs(function, inputs[-ALONE:]), outputs[-ALONE:])
     return outputs
@@ -333,10 +339,6 @@ def in_rows(outputs: Any, count: int) -> Any:
     return outputs.reshape(len(outputs), -1) if outputs.ndim > 3 else outputs
 
 
-MAIN_OUTPUTS = ("logits", "last_hidden_state")
-"""Names of the outputs of Hugging Face models that count where a model gives several."""
-
-
 def array_of(outputs: Any, output: str | int | None = None) -> Any:
     """The array in the outputs of a function or module.
 
@@ -410,10 +412,6 @@ def _chosen_output(outputs: Any, fields: dict[str, Any], output: str | int) -> A
             "any callable may choose an array inside"
         )
     return several[output]
-
-
-INPUTS = ("input_ids", "pixel_values", "inputs_embeds", "inputs", "x")
-"""Names of the inputs in batches of Hugging Face and of others, of which the first counts."""
 
 
 def input_rows(inputs: Any) -> Any:
@@ -596,7 +594,6 @@ def run_with_gradients(module: Any, inputs: Any) -> Any:
         >>> run_with_gradients(torch.nn.Linear(2, 1), np.zeros((1, 2))).requires_grad
         True
     """
-
     for name, child in module.named_modules():
         if child.training and is_random_in_training(child):
             raise ModelError(
@@ -652,10 +649,6 @@ def check_one_input(module: Any, error: Exception | None = None) -> None:
             "is `return self.net(x[:, :3], x[:, 3:])`, of inputs side by side, or `return "
             f"self.net(x, {wanted[1]}=self.{wanted[1]})`, where one stays as it is"
         ) from error
-
-
-_MOVING_IN_TRAINING = ("BatchNorm", "SpectralNorm")
-"""Parts of the names of classes that read or move a state of their own in training mode."""
 
 
 def is_random_in_training(module: Any) -> bool:

@@ -468,6 +468,4 @@ def _combined_terms(a: Any, b: Any, sign: float) -> Combination:
 
 
 register_pytree(Model, ("layers",), ("n_ctx",))
-
-
 register_pytree(Combination, ("coefficients", "models"))
