@@ -90,7 +90,7 @@ def place_of(state: Mapping[str, Any], names: Sequence[str]) -> Place:
 
     Args:
         state: Arrays by name, or mappings of arrays.
-        names: Required names, at least one.
+        names: Required names, none for a network without weights.
 
     Returns:
         The top where the names are at the top or nowhere; else the one place that has all names.
@@ -106,6 +106,8 @@ def place_of(state: Mapping[str, Any], names: Sequence[str]) -> Place:
         >>> str(place_of({"0._orig_mod.w": 1}, ["0.w"]))
         "without '_orig_mod.' in their names"
     """
+    if not names:
+        return Place()
     place = _place_among(state, names, False)
     named = inside(state, place)
     if all(name in named for name in names) and not _inner_parts(named):
