@@ -54,6 +54,13 @@ GRANULARITIES = ("layer", "head", "unit")
 """Values of `by`."""
 _SHOWN = 12
 """Most labels that an error message lists."""
+_LEGS = {"q1": "Q", "q2": "Q", "k1": "K", "k2": "K", "v": "V"}
+"""Classes of legs that no gauge of a layer mixes; the legs of other layers are of class `in`."""
+EMBED = -1
+"""Number of the source that is no component: the stream below all of them, and the biases of linear
+layers that it passes through. Where no skip has kept this stream, no edge leads to it."""
+_CLOSED, _OPEN = 0, 1
+"""Places of the gates of what is never read, and of what is read through no edge."""
 
 
 @dataclass(frozen=True)
@@ -735,15 +742,6 @@ def basis_of_embedding(a: Model, b: Model) -> Float[np.ndarray, "width width"]:
             "directions of the stream, which leaves its basis open; give align=MATRIX"
         )
     return left @ right
-
-
-_LEGS = {"q1": "Q", "q2": "Q", "k1": "K", "k2": "K", "v": "V"}
-"""Classes of legs that no gauge of a layer mixes; the legs of other layers are of class `in`."""
-EMBED = -1
-"""Number of the source that is no component: the stream below all of them, and the biases of linear
-layers that it passes through. Where no skip has kept this stream, no edge leads to it."""
-_CLOSED, _OPEN = 0, 1
-"""Places of the gates of what is never read, and of what is read through no edge."""
 
 
 @dataclass(frozen=True)
