@@ -313,7 +313,7 @@ class Activation:
 
     @property
     def content(self) -> tuple[Any, ...] | None:
-        """What tells an analytic activation in any process, None where its fields do.
+        """What identifies an analytic activation in every process; None where its fields do.
 
         The text of a function is its address. A function of tnsim's is told by its name, one of a
         user's own by values as well.

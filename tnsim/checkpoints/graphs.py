@@ -43,7 +43,7 @@ LENGTHS = (1, 2, 12, 33)
 """Lengths at which layers that were read at another have to compute the module, without n_ctx."""
 
 LONG = 512
-"""The largest number of code that is such a length besides."""
+"""Numbers in code up to this one are such lengths besides, and sizes of buffers up to twice it."""
 
 _PLAIN = {"_unsafe_view": "view", "_reshape_alias": "view", "_to": "to"}
 _DECOMPOSED = (
@@ -168,7 +168,7 @@ def lengths_of(module: torch.nn.Module, graph: Graph, example: torch.Tensor) -> 
 
     These are the numbers with which the code compares the length, those by which operations shift,
     such as the width of a window, and the sizes of buffers, such as a mask of which a part is
-    taken; of each the next length too.
+    taken; of the first two the next length too.
 
     Args:
         module: A module in evaluation mode.
@@ -188,13 +188,11 @@ def lengths_of(module: torch.nn.Module, graph: Graph, example: torch.Tensor) -> 
             "something else at another: give n_ctx=, the length of sequences that counts"
         )
     leaves = tree_leaves([one.arguments for one in graph.operations])
-    shifts = {abs(leaf) for leaf in leaves if type(leaf) is int}
+    numbers = {abs(leaf) for leaf in leaves if type(leaf) is int}
+    shifts = {n for n in numbers if max(LENGTHS) < n <= LONG}
     sizes = {size for one in module.buffers() for size in one.shape}
-    shifts = {n for n in shifts if max(LENGTHS) < n <= LONG}
-    longer = {n + 1 for n in shifts}
-    compared = {n for n in compared if n <= LONG + 1}
-    sizes = {n for n in sizes if max(LENGTHS) < n <= 2 * LONG}
-    return sorted({*LENGTHS, *compared, *shifts, *longer, *sizes})
+    found = {n for n in compared if n <= LONG + 1} | shifts | {n + 1 for n in shifts}
+    return sorted({*LENGTHS, *found, *(n for n in sizes if max(LENGTHS) < n <= 2 * LONG)})
 
 
 def compared_sizes(module: torch.nn.Module, example: torch.Tensor, axis: int) -> set[int] | None:
@@ -212,7 +210,7 @@ def compared_sizes(module: torch.nn.Module, example: torch.Tensor, axis: int) ->
         The sizes; None where the code takes the size as a plain number, or an operation takes no
         symbol.
     """
-    # These import an algebra of symbols.
+    # Here, as these import an algebra of symbols.
     from torch._dispatch.python import enable_python_dispatcher
     from torch.fx.experimental.symbolic_shapes import (
         DimDynamic,

@@ -149,8 +149,8 @@ def compared(a: Any, b: Any, n_ctx: int | None, request: Request) -> torch.Tenso
     # Autograd sees only tensors that are arguments of their own.
     tensors = tuple(moving.values())
     value = float(precision.clipped(cosines, dtype))
-    number = torch.tensor(value, dtype=torch.float64, device=tensors[0].device)
-    number: Any = WithPullback.apply(number, pullback, *tensors)
+    plain = torch.tensor(value, dtype=torch.float64, device=tensors[0].device)
+    number: Any = WithPullback.apply(plain, pullback, *tensors)
     warn_of_caveats(caveats(a, b))
     return number
 
