@@ -120,6 +120,8 @@ def test_a_run_in_order_and_labelled_by_its_steps(names, labels, tmp_path):
         (tmp_path / name).touch()
     series = tnsim.load(tmp_path)
     assert series.labels == labels and [path.name for path in series.paths] == names
+    revisions = tnsim.Series(series.paths[:2], names=["v1.0", "v2.5"])
+    assert revisions.labels == ("v1.0", "v2.5")
 
 
 def test_what_holds_no_weights_is_no_checkpoint_of_a_run(tmp_path, caplog):

@@ -590,7 +590,8 @@ def series_labels(paths: Sequence[Path]) -> tuple[str, ...]:
         >>> series_labels([Path("run/step_10.pt"), Path("run/step_20.pt")])
         ('10', '20')
     """
-    stems = [path.name if path.is_dir() else path.stem for path in paths]
+    # What follows a point in the name of a revision or of a folder is no suffix, as in v1.5.
+    stems = [path.stem if path.suffix in (*SUFFIXES, ".bin") else path.name for path in paths]
     parts = {stem: re.split(r"(\d+)", stem) for stem in stems}
     counted = [stem for stem in stems if len(parts[stem]) > 1]
     numbers = _differing_numbers([parts[stem] for stem in counted])
