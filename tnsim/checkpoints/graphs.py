@@ -223,7 +223,7 @@ def compared_sizes(module: torch.nn.Module, example: torch.Tensor, axis: int) ->
     sizes = [DimDynamic.STATIC] * example.ndim
     sizes[axis] = DimDynamic.DYNAMIC
     try:
-        with warnings.catch_warnings(), _unsaid("torch._subclasses.fake_tensor"), torch.no_grad():
+        with warnings.catch_warnings(), _fake_tensors_unsaid(), torch.no_grad():
             warnings.simplefilter("ignore")
             given = mode.from_tensor(
                 example.clone(), symbolic_context=StatelessSymbolicContext(dynamic_sizes=sizes)
@@ -246,9 +246,9 @@ def compared_sizes(module: torch.nn.Module, example: torch.Tensor, axis: int) ->
 
 
 @contextmanager
-def _unsaid(name: str) -> Iterator[None]:
-    """Keep a logger from reporting what is tried here, and may fail."""
-    logger = logging.getLogger(name)
+def _fake_tensors_unsaid() -> Iterator[None]:
+    """Keep PyTorch from reporting what is tried here without numbers, and may fail."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
     before, logger.disabled = logger.disabled, True
     try:
         yield

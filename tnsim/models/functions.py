@@ -666,9 +666,9 @@ def is_random_in_training(module: Any) -> bool:
         >>> is_random_in_training(torch.nn.Dropout(0.0))
         False
     """
-    # Dropout keeps its chance in `p`, attention in `dropout`.
+    # Dropout keeps its chance in `p`, attention in `dropout`; above 1 the number is a power.
     chances = (getattr(module, "p", None), getattr(module, "dropout", None))
-    drops = any(isinstance(chance, float) and chance > 0 for chance in chances)
+    drops = any(isinstance(chance, float) and 0 < chance <= 1 for chance in chances)
     # Batch norms of every dimension share a base class, and so do those of users. Spectral norms
     # are parametrisations, or in their older form hooks.
     kinds = *type(module).__mro__, *map(type, getattr(module, "_forward_pre_hooks", {}).values())
