@@ -17,7 +17,7 @@ from tnsim.checkpoints.configurations import configuration, is_adapter
 from tnsim.checkpoints.folders import OLD, WHOLE, model_file
 from tnsim.checkpoints.formats import Contents, Stored, contents
 from tnsim.checkpoints.guard import naming, refusing
-from tnsim.errors import CheckpointError, require
+from tnsim.errors import CheckpointError, first_few, require
 
 _FAULTS = {
     "missing_keys": "are not in its files",
@@ -129,9 +129,8 @@ def module_in(path: str | os.PathLike[str]) -> Any:
     for kind, said in _FAULTS.items():
         keys = (key if isinstance(key, str) else key[0] for key in told.get(kind, ()))
         if faulty := sorted(keys):
-            shown = ", ".join(faulty[:4]) + (", ..." if len(faulty) > 4 else "")
             raise CheckpointError(
-                f"{os.fspath(path)}: {len(faulty)} tensors of {name} {said}: {shown}; load the "
-                "network by code of your own and give the module"
+                f"{os.fspath(path)}: {len(faulty)} tensors of {name} {said}: {first_few(faulty)}; "
+                "load the network by code of your own and give the module"
             )
     return loaded.eval()

@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from tnsim.errors import ModelError, require
+from tnsim.errors import ModelError, first_few, require
 from tnsim.models.functions import array_of, batch_of_inputs, run_module
 from tnsim.options import checked
 
@@ -57,8 +57,7 @@ def inputs_of(module: Any, path: str, inputs: Any) -> np.ndarray:
         # Names that end alike are the likeliest to be meant.
         names = [name for name in known if name.rpartition(".")[2] == str(path).rpartition(".")[2]]
         near = names or [name for name in known if name]
-        shown = ", ".join(near[:4]) + (", ..." if len(near) > 4 else "")
-        raise ModelError(f"there is no submodule {path!r}; there are {shown}")
+        raise ModelError(f"there is no submodule {path!r}; there are {first_few(near)}")
     rows = batch_of_inputs(inputs)
     batches: list[np.ndarray] = []
 
@@ -170,9 +169,8 @@ def diverged(module: Any) -> str | None:
     ]
     if not names:
         return None
-    shown = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
     has = "has" if len(names) == 1 else "have"
-    return f"{shown} {has} numbers that are NaN or infinite: the run diverged there"
+    return f"{first_few(names)} {has} numbers that are NaN or infinite: the run diverged there"
 
 
 def require_torch() -> Any:
