@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 
 from tnsim.errors import ModelError, first_few, require
+from tnsim.models.arrays import detached, host_array
 from tnsim.models.functions import array_of, batch_of_inputs, run_module
 from tnsim.options import checked
 
@@ -92,10 +93,8 @@ def as_numpy(value: Any) -> np.ndarray:
     Returns:
         A copy of the numbers.
     """
-    numbers = array_of(value).detach().cpu()
-    if numbers.is_floating_point():
-        numbers = numbers.double()
-    return np.array(numbers.numpy())
+    found = host_array(detached(array_of(value)))
+    return np.array(found, np.float64 if found.dtype.kind == "f" else found.dtype)
 
 
 def copy_of(module: Any) -> Any:

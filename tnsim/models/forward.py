@@ -160,7 +160,7 @@ def _causal_values(layer: Attention, state: Any, exponents: Any, counts: Sequenc
 
     def by_level(name: str) -> list[Any]:
         """Rows of queries, keys or values by level, with the axes (beginnings, head, row)."""
-        rows = affine(state, getattr(layer, name), getattr(layer, f"{name}_bias"))
+        rows = affine(state, getattr(layer, name), getattr(layer, bias_name(name)))
         levels = _split_levels(rows.reshape(len(rows), heads, -1), counts)
         # Values are not turned.
         if angles is None or name == "v":
