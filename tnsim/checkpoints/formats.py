@@ -202,10 +202,8 @@ def contents(path: Path) -> Contents:
     readers = {
         ".safetensors": ("safetensors", _safetensors),
         ".npz": ("npz", _npz),
-        ".pt": ("PyTorch", _torch),
-        ".pth": ("PyTorch", _torch),
-        ".ckpt": ("PyTorch", _torch),  # Lightning's suffix
-        ".bin": ("PyTorch", _torch),  # suffix of Hugging Face's libraries, in `folders.OLD`
+        # `.ckpt` is Lightning's, `.bin` that of Hugging Face's libraries, in `folders.OLD`.
+        **dict.fromkeys((".pt", ".pth", ".ckpt", ".bin"), ("PyTorch", _torch)),
     }
     if path.is_dir():
         raise CheckpointError("is a folder, not a checkpoint file")
