@@ -216,7 +216,10 @@ def beside(
             given.append(rows)
             finite.append((scale, expected))
     if not finite:
-        raise ModelError("the outputs on random inputs are no finite numbers")
+        raise ModelError(
+            "the outputs on random inputs are no finite numbers: divide the weights, or compare "
+            "the outputs on inputs of yours, tnsim.Empirical(inputs)"
+        )
     # All batches at once, as a layer may have many weights to go through.
     x = np.concatenate(given)
     with np.errstate(over="ignore", invalid="ignore"):

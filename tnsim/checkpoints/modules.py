@@ -614,7 +614,7 @@ def _read_by(
     graph = graph_of(double, example, whole) if form is None else form.graph
     layers = graph_layers(graph, state_of(double), module, declared, example, sequence)
     if form is None:
-        _check_own(graph, first)
+        _check_reads_no_other(graph, first)
         check_batches(double, graph, example, whole)
     used = graph.used()
     for path, _ in graph.owns.values():
@@ -636,7 +636,7 @@ def _read_by(
     return found, form
 
 
-def _check_own(graph: Graph, first: Any) -> None:
+def _check_reads_no_other(graph: Graph, first: Any) -> None:
     """Raise `UnsupportedLayer` where the forward pass of a copy reads weights of the first module.
 
     A function that is made where `self` is at hand keeps that module: its copies with other weights

@@ -194,7 +194,10 @@ def _host_outputs(function: Function, inputs: Any) -> np.ndarray:
     # A copy, as the next call of a function or of a module may write into a buffer of its own.
     outputs = in_rows(outputs, len(inputs)).copy()
     if not np.isfinite(outputs).all():
-        raise TnsimError("a function gives outputs that are NaN or infinite")
+        raise TnsimError(
+            "a function gives outputs that are NaN or infinite: give inputs on which it has "
+            "numbers, or weights that are smaller, or have not diverged"
+        )
     return outputs
 
 
