@@ -488,6 +488,7 @@ def _first_reading(asked: _Asked, example: Any) -> Recognised:
         UnsupportedLayer, ModelError, TooLarge: The first refusal, in the words that say most.
     """
     from tnsim.checkpoints.batches import JOINED, readings  # which need SciPy
+    from tnsim.checkpoints.unit_layers import NoLayerError
 
     module, inputs, n_ctx = asked.module, asked.inputs, asked.n_ctx
     tried = [(example, sequence) for sequence in readings(example)]
@@ -514,7 +515,8 @@ def _first_reading(asked: _Asked, example: Any) -> Recognised:
     refused = refusals[-1] if JOINED in str(refusals[0]) else refusals[0]
     if isinstance(refused, TooLarge):
         raise refused
-    if OWN_ACTIVATION not in str(refused):
+    may_be_declared = isinstance(refused, NoLayerError)
+    if not may_be_declared:
         _check_describable(module, tuple(asked.declared), inputs is not None)
     if not isinstance(refused, UnsupportedLayer):
         if inputs is None and isinstance(refused, ModelError):
@@ -524,11 +526,12 @@ def _first_reading(asked: _Asked, example: Any) -> Recognised:
                 f"others, give inputs=, {AN_EXAMPLE}"
             ) from refused
         raise refused
-    said = f"{refused}. {_advice(module, example)}"
+    way_out = f"{OWN_ACTIVATION}. " if may_be_declared else ""
+    said = f"{refused}. {way_out}{_advice(module, example)}"
     of_length = n_ctx is not None or (inputs is None and example.ndim > 2)
     if of_length and example.is_floating_point() and _is_whole_sequence(asked, example):
         said = f"{said}. Of a whole sequence it is a model: {_of_whole_sequences(example)}"
-    raise type(refused)(said) from refused
+    raise UnsupportedLayer(said) from refused
 
 
 def _advice(module: Any, example: Any) -> str:
