@@ -26,6 +26,10 @@ ONE = np.ones((2, 2))
         "a coefficient of a model must hold real numbers, found dtype complex128": lambda: (
             1j * tnsim.Model([tnsim.Linear(ONE)])
         ),
+        "a Combination needs a pair": lambda: tnsim.Combination([]),
+        "a coefficient of a model is nan": lambda: tnsim.Combination(
+            [(np.nan, tnsim.Model([tnsim.Linear(ONE)]))]
+        ),
         r"Linear bias has shape \(3,\), expected \(2,\)": lambda: tnsim.Linear(ONE, np.ones(3)),
         r"Linear weight has 1 NaN or infinite entries, the first at \[0, 1\]": lambda: tnsim.Linear(
             [[1.0, np.inf]]

@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 import sys
 import warnings
+from collections.abc import Sequence
+from typing import Any
 
 __all__ = [
     "CaveatWarning",
@@ -82,6 +84,16 @@ def in_one_line(error: BaseException) -> str:
         'no path was found'
     """
     return printable(" ".join(str(error).split()))
+
+
+def first_few(names: Sequence[Any], most: int = 4) -> str:
+    """The first names of a list for a message, and dots where there are more.
+
+    Example:
+        >>> first_few("abcde"), first_few("ab")
+        ('a, b, c, d, ...', 'a, b')
+    """
+    return ", ".join(map(str, names[:most])) + (", ..." if len(names) > most else "")
 
 
 def warn(message: str, category: type[Warning]) -> None:

@@ -277,8 +277,9 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_makes_no_layers_is_refused_by_name(name, rng):
     function, said = REFUSED[name]
-    with refused(said, tnsim.UnsupportedLayer):
+    with refused(said, tnsim.UnsupportedLayer) as caught:
         tnsim.from_function(function, weights(rng), np.zeros((2, WIDTH)))
+    assert "layers=" not in str(caught.value)  # which is for classes of modules
 
 
 def test_what_is_no_function_of_weights_and_inputs(rng):

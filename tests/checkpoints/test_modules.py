@@ -534,6 +534,9 @@ def test_states_of_modules_that_drop_units_are_refused(rng):
         with pytest.raises(tnsim.ModelError, match="training mode"):
             tnsim.inputs_of(nn.Sequential(first, nn.Linear(3, 2)), "1", rng.normal(size=(4, 3)))
     assert all(torch.equal(normed.state_dict()[name], kept) for name, kept in before.items())
+    net = nn.Linear(3, 3)
+    net.p = 3.0  # no chance, but a power
+    tnsim.inputs_of(nn.Sequential(net, nn.Linear(3, 2)), "1", rng.normal(size=(4, 3)))
     with refused(r"taken from a torch\.nn\.Module"):
         tnsim.inputs_of(abs, "1", rng.normal(size=(4, 3)))
 

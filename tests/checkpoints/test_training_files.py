@@ -84,6 +84,9 @@ def test_what_could_be_meant_is_not_chosen(rng):
     for found, message in refusals:
         with refused(message, tnsim.CheckpointError):
             tnsim.from_state_dict(found, DIALECT)
+    alone = tnsim.Dialect("relu", (tnsim.dialects.ElementwiseRule(activation="relu"),))
+    with refused("does not account for body.l", tnsim.CheckpointError):
+        tnsim.from_state_dict(state, alone)
     chosen = tnsim.Dialect("mine", DIALECT.layers, nested=("ema",))
     assert tnsim.from_state_dict({"model": {}, "ema": state}, chosen).degree == 2
     circle = {}
@@ -117,6 +120,8 @@ def test_a_run_in_order_and_labelled_by_its_steps(names, labels, tmp_path):
         (tmp_path / name).touch()
     series = tnsim.load(tmp_path)
     assert series.labels == labels and [path.name for path in series.paths] == names
+    revisions = tnsim.Series(series.paths[:2], names=["v1.0", "v2.5"])
+    assert revisions.labels == ("v1.0", "v2.5")
 
 
 def test_what_holds_no_weights_is_no_checkpoint_of_a_run(tmp_path, caplog):
@@ -205,6 +210,8 @@ class TestTorch:
         self.torch.save(deeper.state_dict(), tmp_path / "c.pt")
         with refused(r"has besides 3\.bias, 3\.weight$", tnsim.CheckpointError):
             tnsim.load(tmp_path / "c.pt", net)
+        with refused(r"is no state dict of ReLU: it has besides 0\.bias", tnsim.CheckpointError):
+            tnsim.load(tmp_path / "c.pt", nn.ReLU())
 
     def test_a_whole_module_is_refused_with_the_way_out(self, tmp_path):
         path = tmp_path / "whole.pt"

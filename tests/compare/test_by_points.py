@@ -144,6 +144,20 @@ def test_functions_may_write_into_what_they_are_given_and_have_given(rng):
     np.testing.assert_array_equal(x, before)
 
 
+def test_modules_may_give_a_buffer_of_their_own(rng):
+    """The first outputs of a batch were those of its last inputs."""
+    torch = pytest.importorskip("torch")
+    x, buffer = rng.normal(size=(30, cases.D)), torch.zeros(30, cases.D, dtype=torch.float64)
+
+    class Squares(torch.nn.Module):
+        def forward(self, x):
+            return torch.square(x, out=buffer[: len(x)])
+
+    net, metric = Squares(), tnsim.Empirical(x)
+    assert_close(tnsim.similarity(net, np.square, metric), 1.0, scale=1.0)
+    assert_close(tnsim.torch.similarity(net, np.square, metric).item(), 1.0, scale=1.0)
+
+
 @pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("sizes", [(1e-200,), (1e200,), (1e-310,), (1e-200, 1e200, 1.0)])
 @pytest.mark.parametrize("dtype", ["float64", "float32"])

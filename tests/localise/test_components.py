@@ -108,6 +108,7 @@ def test_what_cannot_be_switched_is_refused_in_one_line(rng):
             "unit",
         ),
         "the switches z has 1 NaN": lambda: switched(model, [1.0, np.nan]),
+        "the switches z has 2 NaN": lambda: switched(model, jax.numpy.full(2, np.nan)),
     }
     for message, attempt in cases.items():
         with refused(message):

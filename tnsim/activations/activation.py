@@ -23,13 +23,26 @@ from tnsim.activations.normal import (
     Real,
     cumulative,
     density,
-    gated_moments,
+    gate_moments,
     legendre,
     threshold,
 )
 from tnsim.errors import ModelError
 from tnsim.options import checked
 from tnsim.scaled import library
+
+_ARGUMENTS = np.linspace(-30.0, 30.0, 4097)  # at which a function of a user's own is told
+_NODES, _TAIL = 64, 16  # Chebyshev coefficients of an interval, and the last ones that count
+_SEARCHED, _INTERVALS = 8.0, 250  # how far from 0 a kink is looked for, in at most so many of them
+_VISIBLE_TAIL = 1e-12
+"""Largest of the last coefficients by the largest value of the function. Analytic functions have
+4e-15, over ten functions, five scales and three strips each; x / (1 + |x|) has 2e-4 for a strip of
+3 and 3e-9 for a strip of 0.01."""
+# Names that read several units at once, without underscores.
+_TOGETHER = ("topk", "batchtopk", "softmax", "logsoftmax", "softmin", "maxout")
+# Panels and nodes of the integral of a scaled tail.
+_TAIL_RULE = tuple(zip(*legendre(16), strict=True))
+_TAIL_PANELS = ((0.0, 2.0), (2.0, 5.0), (5.0, 10.0), (10.0, 18.0), (18.0, 40.0))
 
 
 class Part(Protocol):
@@ -135,7 +148,7 @@ class Gate:
     def mean(self, mean: Real, deviation: Real, order: int = 0) -> Real:
         opened, at_threshold = self.derivative(order)
         most = max(len(opened), len(at_threshold)) - 1
-        gates, densities = gated_moments(mean - self.knot, deviation, self.width, most)
+        gates, densities = gate_moments(mean - self.knot, deviation, self.width, most)
         terms = [w * x for w, x in zip(opened, gates, strict=False) if w]
         terms += [w * x for w, x in zip(at_threshold, densities, strict=False) if w]
         return sum(terms, 0 * gates[0])
@@ -300,7 +313,7 @@ class Activation:
 
     @property
     def content(self) -> tuple[Any, ...] | None:
-        """What tells an analytic activation in any process, None where its fields do.
+        """What identifies an analytic activation in every process; None where its fields do.
 
         The text of a function is its address. A function of tnsim's is told by its name, one of a
         user's own by values as well.
@@ -337,15 +350,6 @@ class Activation:
 
     def __repr__(self) -> str:
         return f"Activation({self.name!r})"
-
-
-_ARGUMENTS = np.linspace(-30.0, 30.0, 4097)  # at which a function of a user's own is told
-_NODES, _TAIL = 64, 16  # Chebyshev coefficients of an interval, and the last ones that count
-_SEARCHED, _INTERVALS = 8.0, 250
-_VISIBLE_TAIL = 1e-12
-"""Largest of the last coefficients by the largest value of the function. Analytic functions have
-4e-15, over ten functions, five scales and three strips each; x / (1 + |x|) has 2e-4 for a strip of
-3 and 3e-9 for a strip of 0.01."""
 
 
 def _check_strip(function: Callable[[Any], Any], strip: float) -> None:
@@ -432,15 +436,15 @@ def _with_numbers(name: str) -> Activation | None:
 
 
 @cache
-def derivative(function: Activation) -> Activation:
+def derivative(f: Activation) -> Activation:
     """The derivative of an analytic activation.
 
     Example:
         >>> float(derivative(activation("tanh"))(np.zeros(1))[0])
         1.0
     """
-    values: Any = function.function  # an analytic activation has a function
-    strip = min(part.strip for part in function.parts)
+    values: Any = f.function  # an analytic activation has a function
+    strip = min(part.strip for part in f.parts)
 
     @_in_numpy(derivatives=True)
     def slope(u: Any, order: int = 0) -> Any:
@@ -448,10 +452,7 @@ def derivative(function: Activation) -> Activation:
 
     # A derivative is analytic where the function is, which is known already.
     known = (Remainder(slope, strip),)
-    return Activation(slope, strip=strip, name=f"derivative of {function.name}", parts=known)
-
-
-_TOGETHER = ("topk", "batchtopk", "softmax", "logsoftmax", "softmin", "maxout")
+    return Activation(slope, strip=strip, name=f"derivative of {f.name}", parts=known)
 
 
 def leaky_relu(slope: float = 0.01) -> Activation:
@@ -516,24 +517,24 @@ def _elu(alpha: float) -> Activation:
 
 
 @cache
-def plus_line(function: Activation, slope: float) -> Activation:
+def plus_line(f: Activation, slope: float) -> Activation:
     """f(u) + slope u, such as gelu(u) + u.
 
     Args:
-        function: Activation f, a known activation or an own function.
+        f: A known activation, or one of an own function.
         slope: Number that multiplies u.
 
     Example:
         >>> plus_line(activation("relu"), 0.5)(np.array([-2.0, 2.0])).tolist()
         [-1.0, 3.0]
     """
-    name = f"{function.name} {'-' if slope < 0 else '+'} {abs(slope)!r} u"
-    known: Any = function.function
+    name = f"{f.name} {'-' if slope < 0 else '+'} {abs(slope)!r} u"
+    known: Any = f.function
     if known is None:
         line = np.polynomial.Polynomial([0.0, slope])
-        pieces = ((np.polynomial.Polynomial(piece) + line).coef for piece in function.pieces)
+        pieces = ((np.polynomial.Polynomial(piece) + line).coef for piece in f.pieces)
         sums = tuple(tuple(piece.tolist()) for piece in pieces)
-        return Activation(kinks=function.kinks, pieces=sums, name=name)
+        return Activation(kinks=f.kinks, pieces=sums, name=name)
 
     def values(u: Any, order: int = 0) -> Any:
         if not order:
@@ -543,7 +544,7 @@ def plus_line(function: Activation, slope: float) -> Activation:
     values.__name__ = name  # as messages have it
     if hasattr(known, "in_numpy"):
         values = _in_numpy(values, derivatives=known.in_numpy)
-    return Activation(values, name=name, parts=(Gate(0.0, inf, (0.0, slope)), *function.parts))
+    return Activation(values, name=name, parts=(Gate(0.0, inf, (0.0, slope)), *f.parts))
 
 
 def _horner(coefficients: tuple[float, ...], u: Any) -> Any:
@@ -585,10 +586,6 @@ def _scaled_tail(x: Real) -> Real:
             z = start + (stop - start) * node
             total = total + (stop - start) * weight * jnp.exp(-z - 0.5 * jnp.square(z / x))
     return total / (x * sqrt(2 * pi))
-
-
-_TAIL_RULE = tuple(zip(*legendre(16), strict=True))
-_TAIL_PANELS = ((0.0, 2.0), (2.0, 5.0), (5.0, 10.0), (10.0, 18.0), (18.0, 40.0))
 
 
 def _analytic(

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.activations.activation import Activation, ClosedPart, Gate, Part, Remainder, Wave
+from tnsim.activations.activation import Activation, ClosedPart, Gate, Part, Remainder, Tail, Wave
 from tnsim.activations.normal import (
     Real,
     cumulative,
@@ -324,7 +324,7 @@ def _summed_coefficients(part: Part, mean: Real, deviation: Real, order: int) ->
     xp, dtype = library(mean, deviation), mean.dtype
     low, high = span(part, mean, deviation, REACH)
     distance = part.strip / xp.maximum(deviation, smallest(dtype))
-    kinked = part.support[1] == 0.0
+    kinked = isinstance(part, Tail)
     step = (
         xp.minimum(4 / sqrt(order + 4), 2 * distance)
         if kinked

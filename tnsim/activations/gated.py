@@ -34,12 +34,12 @@ from tnsim.activations.kernels import (
     Side,
     at_rest,
     correlations,
-    directions,
     gross_size,
     highest_order,
     in_floats,
     jumps,
     left_over,
+    lengths_and_directions,
     product_of_rows,
     relative,
     times_z,
@@ -132,12 +132,12 @@ def check_gate(f: Activation) -> Activation:
 def _split(units: GatedInputs) -> tuple[tuple[Real, ...], Real, Real]:
     """Mean, deviation, a, b and the deviation of e of every unit; its direction; the row of e."""
     units = GatedInputs(*map(in_floats, units))
-    deviation, unit = directions(units.gate.rows)
+    deviation, unit = lengths_and_directions(units.gate.rows)
     # b is the component of the row of w along the direction of u, and the row of e is what remains,
     # so that e is independent of z.
     slope = library(unit, units.up.rows).sum(units.up.rows * unit, 1)
     e = units.up.rows - slope[:, None] * unit
-    return (units.gate.mean, deviation, units.up.mean, slope, directions(e)[0]), unit, e
+    return (units.gate.mean, deviation, units.up.mean, slope, lengths_and_directions(e)[0]), unit, e
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,53 @@ class GatedPairing(Pairing):
         return correlations(unit, other_unit), *(product_of_rows(*both) for both in products)
 
     def side(self, f: Activation, parameters: tuple[Real, ...], slopes: bool) -> Side:
-        return _side(f, parameters, slopes)
+        """Fields c, p, q, d, and their slopes by the parameters."""
+        mean, deviation, shift, slope, spread = parameters
+        highest = highest_order(f, mean)
+        # Multiplying by z and differentiating each need one order beyond the result, derivatives by
+        # the parameters further ones.
+        order = highest + 4
+
+        def fields(
+            mean: Real, deviation: Real, shift: Real, slope: Real, _: Real, moving: bool = slopes
+        ) -> Real:
+            c = coefficients(f, mean, deviation, order)
+            if moving:
+                c = at_rest(c, deviation, average(f, mean, deviation, 1))
+            p = shift * c + slope * times_z(c)
+            # integration by parts: coefficient k of the derivative is sqrt(k + 1) times the next
+            xp = library(c)
+            k = xp.sqrt(xp.arange(1, order + 1, dtype=c.dtype))[:, None]
+            fields = c[:-1], p[:-1], k * p[1:], k * c[1:]
+            return xp.stack([x[: highest + 1] for x in fields])
+
+        kinds = [fields(*parameters)]
+        if slopes:
+            for i in range(len(parameters)):
+                tangents = tuple(jnp.full_like(x, i == j) for j, x in enumerate(parameters))
+                kinds.append(jax.jvp(fields, parameters, tangents)[1])
+
+        def squares(value: Real, by_z: Real, z: Real) -> list[Real]:
+            # The integrands are f^2, phi^2, (dphi/dz)^2 and (df/dz)^2, in the order of the fields.
+            factor = shift + slope * z
+            return [value**2, (value * factor) ** 2, (by_z * factor + slope * value) ** 2, by_z**2]
+
+        xp = library(mean)
+        known = fields(*parameters, moving=False) if slopes else kinds[0]
+        squared_norms = norms(f, mean, deviation, squares)
+        rests = [
+            left_over(f, c, energy, int(i == 1))
+            for i, (c, energy) in enumerate(zip(known, squared_norms, strict=True))
+        ]
+        # E (f w)^2 = E phi^2 + E e^2 E f^2.
+        plain, whole, *_ = squared_norms
+        size = xp.sqrt(whole + spread**2 * plain)
+        factors = abs(shift) + abs(slope) + spread
+        if any(isinstance(x, Wave) for x in f.parts):
+            # A wave is as large as its derivatives, which the lemma multiplies by deviations.
+            factors = factors * (1 + deviation)
+        gross = xp.maximum(size, factors * gross_size(f, mean, deviation, xp.sqrt(plain)))
+        return Side(parameters, xp.stack(kinds), relative(xp.stack(rests), gross), size, gross)
 
     @property
     def ends_as_a_root(self) -> bool:
@@ -198,53 +244,3 @@ class GatedPairing(Pairing):
             (2, 0): wu * xu,
             (0, 2): wv * xv,
         }
-
-
-def _side(f: Activation, parameters: tuple[Real, ...], slopes: bool) -> Side:
-    """Fields c, p, q, d, and their slopes by the parameters."""
-    mean, deviation, shift, slope, spread = parameters
-    highest = highest_order(f, mean)
-    # Multiplying by z and differentiating each need one order beyond the result, and derivatives by
-    # the parameters further ones.
-    order = highest + 4
-
-    def fields(
-        mean: Real, deviation: Real, shift: Real, slope: Real, _: Real, moving: bool = slopes
-    ) -> Real:
-        c = coefficients(f, mean, deviation, order)
-        if moving:
-            c = at_rest(c, deviation, average(f, mean, deviation, 1))
-        p = shift * c + slope * times_z(c)
-        # integration by parts: coefficient k of the derivative is sqrt(k + 1) times the next
-        xp = library(c)
-        k = xp.sqrt(xp.arange(1, order + 1, dtype=c.dtype))[:, None]
-        fields = c[:-1], p[:-1], k * p[1:], k * c[1:]
-        return xp.stack([x[: highest + 1] for x in fields])
-
-    kinds = [fields(*parameters)]
-    if slopes:
-        for i in range(len(parameters)):
-            tangents = tuple(jnp.full_like(x, i == j) for j, x in enumerate(parameters))
-            kinds.append(jax.jvp(fields, parameters, tangents)[1])
-
-    def squares(value: Real, by_z: Real, z: Real) -> list[Real]:
-        # The four integrands are f^2, phi^2, (dphi/dz)^2 and (df/dz)^2, in the order of the fields.
-        factor = shift + slope * z
-        return [value**2, (value * factor) ** 2, (by_z * factor + slope * value) ** 2, by_z**2]
-
-    xp = library(mean)
-    known = fields(*parameters, moving=False) if slopes else kinds[0]
-    squared_norms = norms(f, mean, deviation, squares)
-    rests = [
-        left_over(f, c, energy, int(i == 1))
-        for i, (c, energy) in enumerate(zip(known, squared_norms, strict=True))
-    ]
-    # E (f w)^2 = E phi^2 + E e^2 E f^2.
-    plain, whole, *_ = squared_norms
-    size = xp.sqrt(whole + spread**2 * plain)
-    factors = abs(shift) + abs(slope) + spread
-    if any(isinstance(x, Wave) for x in f.parts):
-        # A wave is as large as its derivatives, which the lemma multiplies by deviations.
-        factors = factors * (1 + deviation)
-    gross = xp.maximum(size, factors * gross_size(f, mean, deviation, xp.sqrt(plain)))
-    return Side(parameters, xp.stack(kinds), relative(xp.stack(rests), gross), size, gross)

@@ -40,7 +40,7 @@ _ROUNDING = 32  # units in the last place of gross sizes, in which values are of
 _TURN = 4  # orders between two norms of what is left
 _BLOCK = 2**18  # numbers of an array over the pairs of a block in JAX
 _CHUNK, _FEW = 1024, 64  # pairs alone at once, and a few of them
-_GROUP = 64
+_GROUP = 64  # pairs of which the marked ones are counted together
 _TILE = 2**14  # pairs of a tile in NumPy: a few arrays of 128 KiB
 _STEP = 2.0**-100  # an imaginary step, far below the rounding of what it is added to
 _SAMPLE = 2**15  # pairs that choose the order of the series of a block
@@ -171,13 +171,13 @@ def first_moments(
         (13.0, 6.0)
     """
     f, units = activation(f), in_floats(units)
-    deviation, _ = directions(units.rows)
+    deviation, _ = lengths_and_directions(units.rows)
     with np.errstate(all="ignore"):
         mean, slope = (average(f, units.mean, deviation, order) for order in (0, 1))
     return mean, slope
 
 
-def directions(rows: Float[Any, "units rank"]) -> tuple[Real, Real]:
+def lengths_and_directions(rows: Float[Any, "units rank"]) -> tuple[Real, Real]:
     """Lengths of rows and rows of length 1, with gradients; rows of length 0 stay as they are."""
     xp = library(rows)
     # Rows are divided by their largest entry first, so that squares neither overflow nor vanish.
@@ -375,7 +375,7 @@ def expanded(f: str | Activation, units: NormalInputs, on_device: bool = False) 
         on_device: Whether kernels of units that are numbers are made on JAX's device.
     """
     f, units = activation(f), in_floats(units)
-    deviation, unit = directions(units.rows)
+    deviation, unit = lengths_and_directions(units.rows)
     parameters = units.mean, deviation
     return with_side(Pairing(f, f), Expanded(f, parameters, unit, None, None), on_device)
 
@@ -525,8 +525,8 @@ def at_rest(c: Real, deviation: Real, slope: Real) -> Real:
 
     The coefficient of order 1 is s E f'(u) and stands beside rho = e . e'. A row of zeros has s = 0
     and no direction, but with a row r in its place the kernel would change by E f'(u) r . e'. In
-    its units of length 1 (`directions`) rho changes by r . e', so its coefficient of order 1 is
-    E f'(u), as if s were 1. Nothing else changes: correlations with such a unit are 0.
+    its units of length 1 (`lengths_and_directions`) rho changes by r . e', so its coefficient of
+    order 1 is E f'(u), as if s were 1. Nothing else changes: correlations with such a unit are 0.
 
     Args:
         c: Coefficients by order.
@@ -820,7 +820,7 @@ def _in_tiles(
     shares = [0.0, *(one[1] for one in found)]
 
     def by_long_series(start: int) -> tuple[np.ndarray, float]:
-        """The same of a thousand single pairs, by the longest series."""
+        """As `run` of a thousand single pairs, by the longest series."""
         i, j = some = at[:, start : start + _CHUNK]
         own, other, part = left.part(i), right.part(j), tuple(x[i, j] for x in cross)
         values[:, i, j] = _series(pairing, own, other, part, _LONG // _TURN, False)
@@ -925,7 +925,7 @@ def _replaced(values: Array, marked: Array, alone: Callable[[Array, Array], Real
     groups = jnp.pad(marked.ravel(), (0, -marked.size % _GROUP)).reshape(-1, _GROUP)
     ends = jnp.cumsum(jnp.sum(groups, 1))
 
-    def replace(state: tuple[Any, Array]) -> tuple[Any, Array]:
+    def with_next_chunk(state: tuple[Any, Array]) -> tuple[Any, Array]:
         begin, values = state
         place, is_pair = _selected(groups, ends, begin + jnp.arange(chunk))
         i, j = place // columns, place % columns
@@ -933,9 +933,8 @@ def _replaced(values: Array, marked: Array, alone: Callable[[Array, Array], Real
         i = jnp.where(is_pair, i, rows)  # beyond the last row: dropped
         return begin + chunk, values.at[:, i, j].set(found, mode="drop")
 
-    return jax.lax.while_loop(lambda state: state[0] < ends[-1], replace, (jnp.asarray(0), values))[
-        1
-    ]
+    start = jnp.asarray(0), values
+    return jax.lax.while_loop(lambda state: state[0] < ends[-1], with_next_chunk, start)[1]
 
 
 def _cost(f: Activation, g: Activation) -> float:
@@ -1025,7 +1024,7 @@ def _alone(pairing: Pairing, pairs: _Pairs, gap: Real) -> Real:
 
 
 def _slopes_in_numpy(pairing: Pairing, pairs: _Pairs, gap: np.ndarray) -> list[Any]:
-    """The same in NumPy, and behind it the slopes by the parameters of both sides and by cross."""
+    """The kernel of single pairs, and behind it its slopes by all arguments, in NumPy."""
     weights = pairing.alone(*pairs)
     left, right, rho, _ = pairs
     law = *left[:2], *right[:2], rho, gap
@@ -1053,7 +1052,7 @@ def _slopes_in_numpy(pairing: Pairing, pairs: _Pairs, gap: np.ndarray) -> list[A
 
 
 def _slopes_by_program(pairing: Pairing, pairs: _Pairs, gap: np.ndarray) -> list[Any]:
-    """The same of numbers, by a compiled program for the slope along one argument."""
+    """As `_slopes_in_numpy`, by a compiled program for the slope along one argument."""
     count = len(gap)
     # Two lengths, each of which is compiled once.
     filled = (0, (_FEW if count <= _FEW else _CHUNK) - count)
@@ -1066,7 +1065,7 @@ def _slopes_by_program(pairing: Pairing, pairs: _Pairs, gap: np.ndarray) -> list
 
 
 def _slopes_in_jax(pairing: Pairing, pairs: _Pairs, gap: Real) -> Real:
-    """The same in JAX."""
+    """As `_slopes_in_numpy`, in JAX."""
     directions = jnp.eye(len(jax.tree.leaves(pairs)), dtype=gap.dtype)
     every = jax.vmap(partial(_slope_in_jax, pairing, pairs, gap))(directions)
     return jnp.concatenate([_alone(pairing, pairs, gap)[None], every])

@@ -24,6 +24,9 @@ from jaxtyping import Float
 from tnsim.scaled import library, not_differentiated
 
 Real = Float[Any, "..."]
+"""Arrays of floats, of one shape or broadcast to one."""
+Table = list[list[Real]]
+"""Moments E u^p v^q w of two normal variables and a weight w, by [p][q]."""
 
 
 def legendre(nodes: int) -> tuple[list[float], list[float]]:
@@ -132,7 +135,7 @@ def owens_t(h: Real, a: Real) -> Real:
     return xp.sign(a) * xp.where(large, reflected, total)
 
 
-def thresholds(h: Real, k: Real, r: Real, gap: Real) -> tuple[Real, Real, Real, Real]:
+def below_both(h: Real, k: Real, r: Real, gap: Real) -> tuple[Real, Real, Real, Real]:
     """P(X < h, Y < k) of two standard normal variables, and how far either threshold lies.
 
     With bar = sqrt(1 - r^2) (Owen 1956),
@@ -165,38 +168,6 @@ def thresholds(h: Real, k: Real, r: Real, gap: Real) -> tuple[Real, Real, Real, 
     opposite = xp.where((h < 0) != (k < 0), 0.5, 0.0)
     probability = 0.5 * (cumulative(h) + cumulative(k)) - both - opposite
     return xp.maximum(probability, 0.0), k_given_h, h_given_k, bar
-
-
-def gated_moments(
-    mean: Real, deviation: Real, width: float, most: int
-) -> tuple[list[Real], list[Real]]:
-    """E u^p Phi(u / width) for p = 0 .. most and u ~ N(mean, deviation^2), and E u^p delta(u + e).
-
-    Width 0 stands for a kink, infinite width for no gate at all. With noise e of deviation `width`,
-    Phi(u / width) = P(u + e > 0), and Stein's lemma raises the power:
-
-        E u^(p+1) 1 = mean E u^p 1 + deviation^2 (p E u^(p-1) 1 + E u^p delta(u + e)).
-
-    At u + e = 0 u is normal of mean `mean (width / S)^2` and variance `(deviation width / S)^2`,
-    where S^2 = deviation^2 + width^2.
-
-    Returns:
-        Two lists of most + 1 arrays in the shape of mean and deviation.
-    """
-    u = _Gated.of(mean, deviation, width)
-    zero, variance = 0 * (u.mean + u.deviation), u.deviation**2
-    moments, at = [u.opens + zero], [u.at_threshold + zero]
-    for p in range(most):
-        moments.append(_raised(moments, p, u.mean, variance) + variance * at[p])
-        at.append(_raised(at, p, u.mean * u.kept, variance * u.kept))
-    moments = [x * u.unit**p for p, x in enumerate(moments)]
-    return moments, [x * u.unit ** (p - 1) for p, x in enumerate(at)]
-
-
-def _raised(row: list[Real], power: int, mean: Real, variance: Real) -> Real:
-    """mean row[power] + power variance row[power - 1], the smooth share of Stein's lemma."""
-    raised = mean * row[power]
-    return raised + power * variance * row[power - 1] if power else raised
 
 
 def threshold(mean: Real, total: Real) -> Real:
@@ -233,10 +204,6 @@ def unit_of(mean: Real, deviation: Real, width: float) -> Real:
         return one
     tiny = (size < smallest(xp.result_type(size)) ** 0.25) & (size > 0)
     return xp.where(tiny, xp.ldexp(one, xp.frexp(xp.where(tiny, size, 1.0))[1]), 1.0)
-
-
-Table = list[list[Real]]
-"""Moments E u^p v^q w of two normal variables and a weight w, by [p][q]."""
 
 
 class _Gated(NamedTuple):
@@ -286,6 +253,38 @@ class _Gated(NamedTuple):
         """kappa^2 / S^2, the share of its mean and variance that u keeps given U = 0."""
         # A quotient would have a slope that is no number where nothing varies.
         return 0.0 if self.is_open else (self.noise / self.total) ** 2
+
+
+def gate_moments(
+    mean: Real, deviation: Real, width: float, most: int
+) -> tuple[list[Real], list[Real]]:
+    """E u^p Phi(u / width) for p = 0 .. most and u ~ N(mean, deviation^2), and E u^p delta(u + e).
+
+    Width 0 stands for a kink, infinite width for no gate at all. With noise e of deviation `width`,
+    Phi(u / width) = P(u + e > 0), and Stein's lemma raises the power:
+
+        E u^(p+1) 1 = mean E u^p 1 + deviation^2 (p E u^(p-1) 1 + E u^p delta(u + e)).
+
+    At u + e = 0 u is normal of mean `mean (width / S)^2` and variance `(deviation width / S)^2`,
+    where S^2 = deviation^2 + width^2.
+
+    Returns:
+        Two lists of most + 1 arrays in the shape of mean and deviation.
+    """
+    u = _Gated.of(mean, deviation, width)
+    zero, variance = 0 * (u.mean + u.deviation), u.deviation**2
+    moments, at = [u.opens + zero], [u.at_threshold + zero]
+    for p in range(most):
+        moments.append(_raised(moments, p, u.mean, variance) + variance * at[p])
+        at.append(_raised(at, p, u.mean * u.kept, variance * u.kept))
+    moments = [x * u.unit**p for p, x in enumerate(moments)]
+    return moments, [x * u.unit ** (p - 1) for p, x in enumerate(at)]
+
+
+def _raised(row: list[Real], power: int, mean: Real, variance: Real) -> Real:
+    """mean row[power] + power variance row[power - 1], the smooth share of Stein's lemma."""
+    raised = mean * row[power]
+    return raised + power * variance * row[power - 1] if power else raised
 
 
 class _Law(NamedTuple):
@@ -368,7 +367,7 @@ def _first_entries(
     noise = u.kept * share_v**2 + v.kept
     r_gap = gap + xp.abs(rho) * noise / (1 + share_u * share_v)
     r = rho * share_u * share_v
-    probability, v_given_u, u_given_v, bar = thresholds(u.threshold, v.threshold, r, r_gap)
+    probability, v_given_u, u_given_v, bar = below_both(u.threshold, v.threshold, r, r_gap)
     # delta(U) delta(V) has the density of U times that of V given U, whose deviation is T bar.
     # Given U = 0 the other gate opens with the probability Phi((k - r h) / bar).
     at_both = at_u * density(v_given_u) / (v.total * bar)

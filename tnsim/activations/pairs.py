@@ -39,17 +39,17 @@ from tnsim.activations.coefficients import (
 )
 from tnsim.activations.normal import (
     Real,
+    below_both,
     density,
     gate_tables,
     repeat,
     smallest,
     threshold,
-    thresholds,
     unit_of,
 )
 from tnsim.scaled import library, not_differentiated
 
-_NODES = 10_000
+_MOST_NODES = 10_000
 """Most nodes of either sum of a double integral."""
 _REACH = 9.0
 """Where integrals over a standard normal variable end: 1e-18 of its mass lies beyond."""
@@ -86,7 +86,7 @@ def pair_derivatives(
 
 
 def _sum_over_parts(f: Activation, g: Activation, orders: Orders, *law: Real) -> list[Real]:
-    """The same, part by part."""
+    """The values of `pair_derivatives`, summed part by part."""
     m, s, n, t, rho, gap = law
     flipped = n, t, m, s, rho, gap
     exchanged = tuple((j, i) for i, j in orders)
@@ -161,7 +161,7 @@ def _kink_and_other(
 
     A density at the kink fixes u, and leaves the mean of the other part given u: no sum over nodes,
     which sees no density where correlations of 1 and -1 leave it no width. A tail ends there as the
-    gates begin beside this density, by the same digits (`thresholds`), so that both make one
+    gates begin beside this density, by the same digits (`below_both`), so that both make one
     continuous function.
     """
     m, s, n, t, rho, gap = law
@@ -171,7 +171,7 @@ def _kink_and_other(
     m = m - gate.knot
     unit, h = unit_of(m, s, 0.0), threshold(m, s)
     safe = xp.maximum(s / unit, smallest(rho.dtype)) * unit
-    _, k_given_h, _, bar = thresholds(h, threshold(n, t), rho, gap)
+    _, k_given_h, _, bar = below_both(h, threshold(n, t), rho, gap)
 
     @cache
     def at_kink(derivative: int, order: int) -> Real:
@@ -212,14 +212,9 @@ def _waves(i: int, j: int, m: Real, s: Real, n: Real, t: Real, rho: Real, gap: R
     near = xp.exp(-0.5 * (xp.square(s - t) + 2 * s * t * gap))  # of u - sign v
     far = xp.exp(-0.5 * (xp.square(s + t) - 2 * s * t * gap))
     difference = -sign * near * xp.expm1(-2 * s * t * sign * rho)
-
-    def shifted(mean: Real, order: int) -> Real:
-        """A derivative of sin(mean)."""
-        value = xp.cos(mean) if order % 2 else xp.sin(mean)
-        return (-1) ** (order // 2) * value
-
-    cosines = shifted(m, i + 1) * shifted(n, j + 1)
-    return 0.5 * (cosines * difference + shifted(m, i) * shifted(n, j) * (near + far))
+    sine = Wave()
+    cosines = sine(m, i + 1) * sine(n, j + 1)
+    return 0.5 * (cosines * difference + sine(m, i) * sine(n, j) * (near + far))
 
 
 def _by_width(f: Activation) -> list[tuple[Gate, ...]]:
@@ -425,7 +420,7 @@ def _two_integrals(a, b, orders, m, s, n, t, rho, gap):
         x = low[:, None] + (rows * turn + ahead) * step[:, None]
         mean = n[:, None] + slope[:, None] * x
         first, last = span(b, mean, spread[:, None], _REACH)
-        count = (nodes_of(b, (last - first) / inner_step[:, None], _NODES) - 1) // columns + 1
+        count = (nodes_of(b, (last - first) / inner_step[:, None], _MOST_NODES) - 1) // columns + 1
 
         def inner(turn: Any, part: Real) -> Real:
             # Axes are (pairs, nodes of x, nodes of y).
@@ -441,13 +436,13 @@ def _two_integrals(a, b, orders, m, s, n, t, rho, gap):
         return total + xp.stack([xp.sum(outside[i] * inside[j], 1) for i, j in orders])
 
     # Steps are common to all nodes of a sum, so they multiply the total once.
-    count = (nodes_of(a, (high - low) / step, _NODES) - 1) // rows + 1
+    count = (nodes_of(a, (high - low) / step, _MOST_NODES) - 1) // rows + 1
     zeros = xp.zeros((len(orders), 1), dtype) * rho
     return list(repeat(count, outer, zeros) * step * inner_step)
 
 
 def _two_integrals_by_scale(a, b, orders, m, s, n, t, rho, gap):
-    """The same with the variable of larger scale outside.
+    """The sums of `_two_integrals`, the variable of larger scale outside.
 
     Given the wider variable, the narrower one moves little. The other way round the inner sum would
     turn within 1 / |t rho|, and the outer one need as many nodes.

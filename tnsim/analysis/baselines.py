@@ -40,7 +40,7 @@ from tnsim.models.checks import (
     seed_number,
 )
 from tnsim.models.forward import as_read, is_tokens, plain_forward
-from tnsim.models.functions import Function
+from tnsim.models.functions import Function, is_module
 from tnsim.models.layers import innermost, map_names
 from tnsim.models.matrices import bias_name
 from tnsim.models.model import AnyModel, Model, terms
@@ -306,7 +306,7 @@ def weight_cosine(models: Models, *, names: Sequence[int | str] | None = None) -
     try:
         read = given_models(models)
     except (UnsupportedLayer, ModelError, TooLarge):
-        if not each or not all(hasattr(one, "named_parameters") for one in each):
+        if not each or not all(map(is_module, each)):
             raise
         rows = _parameters(each)
     else:

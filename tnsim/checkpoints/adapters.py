@@ -19,12 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from tnsim.checkpoints.configurations import ADAPTER_SETTINGS, configuration, is_adapter, read_text
-from tnsim.checkpoints.folders import (
-    base_file,
-    located,
-    names_revision,
+from tnsim.checkpoints.configurations import (
+    ADAPTER_SETTINGS,
+    ADAPTERS,
+    configuration,
+    is_adapter,
+    read_text,
 )
+from tnsim.checkpoints.folders import base_file, located, names_revision
 from tnsim.checkpoints.formats import Contents, Stored, contents
 from tnsim.checkpoints.guard import naming, refusing
 from tnsim.checkpoints.module_calls import copy_of
@@ -152,7 +154,7 @@ def base_of(adapter: Path) -> Path:
 
 
 def _no_adapter(file: Path) -> Path:
-    if file.name.startswith("adapter_model."):
+    if file.name in ADAPTERS:
         raise CheckpointError("the base of an adapter is an adapter: merge that one first")
     return file
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -95,7 +95,7 @@ class Map:
     grids: tuple[tuple[int, ...], ...] = ()
     index: Any = None
     position: Any = None
-    last: Any = field(default=None)
+    last: Any = None
 
     def __post_init__(self) -> None:
         known = self.before[0].grids if self.before else (self.shape,)
@@ -296,7 +296,8 @@ def joined_grids(maps: Sequence[Map], positions: int) -> tuple[tuple[int, ...], 
     return tuple(shape for one in maps for shape in one.grids)
 
 
-def product(last: Any, inside: Any) -> Any:
+def composed(last: Any, inside: Any) -> Any:
+    """The matrix of a last axis behind another, either of which may be `IDENTITY`."""
     if last is IDENTITY:
         return inside
     return last if inside is IDENTITY else last @ inside

@@ -238,7 +238,7 @@ def attended(stack: Stack, scores: Scores, value: Value, place: str) -> Value:
     if not _same_everywhere(numbers_of(values), library.rounding):
         raise UnsupportedLayer(f"{place} attends to values that depend on the position itself")
 
-    def side_by_side(leg: tuple[Any, Any]) -> tuple[Any, Any]:
+    def flat_rows(leg: tuple[Any, Any]) -> tuple[Any, Any]:
         matrix, bias = (one[:, 0].reshape(-1, one.shape[-1]) for one in leg)
         used = requires_grad(bias) or bool(bias.any())
         return matrix, bias[:, 0] if used else None
@@ -252,10 +252,10 @@ def attended(stack: Stack, scores: Scores, value: Value, place: str) -> Value:
         if role == "q1" and count == 2 and (factors != 1).any():
             scales = library.array(factors)[:, None, None, None]
             one = one[0] * scales, one[1] * scales
-        weights[role], weights[f"{role}_bias"] = side_by_side(one)
+        weights[role], weights[f"{role}_bias"] = flat_rows(one)
     if count == 1:
         weights |= constant_score((heads * d_head, rows[0][0].shape[-1]), heads, factors)
-    weights["v"], weights["v_bias"] = side_by_side(values)
+    weights["v"], weights["v_bias"] = flat_rows(values)
 
     def layers(down: Any, bias: Any) -> list[Normed]:
         o = np.eye(heads * width) if down is None else down

@@ -26,8 +26,6 @@ JOINED = (
     "computes with the number of its inputs or with more than one of them: what it gives for an "
     "input depends on the batch around it, so it is no function of an input"
 )
-
-
 _ARITHMETIC = (SUMS - {"sum", "mean"}) | PRODUCTS | {"full", "new_full", "masked_fill"}
 """Operations whose numbers count, which are the shape of the batch in others."""
 
@@ -218,7 +216,10 @@ def beside(
             given.append(rows)
             finite.append((scale, expected))
     if not finite:
-        raise ModelError("the outputs on random inputs are no finite numbers")
+        raise ModelError(
+            "the outputs on random inputs are no finite numbers: divide the weights, or compare "
+            "the outputs on inputs of yours, tnsim.Empirical(inputs)"
+        )
     # All batches at once, as a layer may have many weights to go through.
     x = np.concatenate(given)
     with np.errstate(over="ignore", invalid="ignore"):

@@ -254,7 +254,7 @@ class _Samples:
             self._beside(function, scale, shift, reach)
             for function, scale, shift in _kinked(kinks, pieces)
         ]
-        found = [one for one in named if one and self._is(one, places, size)]
+        found = [one for one in named if one and self._fits(one, places, size)]
         if found or not all(map(any, sides)):
             return found
         # At a kink of an activation the left piece holds: where it is the right one, the kink is
@@ -339,7 +339,7 @@ class _Samples:
                 whole = _neat(scale, error * abs(scale), near)
                 for b, d in ((whole, _neat(shift * whole / scale, error, near)), (scale, shift)):
                     found = self._beside(ACTIVATIONS[name], b, d, 12 / abs(b), -d / b, True)
-                    if found and self._is_all_along(found, _SATURATED.get(name, 100.0)):
+                    if found and self._fits_all_along(found, _SATURATED.get(name, 100.0)):
                         yield found
                         break
 
@@ -379,7 +379,7 @@ class _Samples:
                     shift = _neat(-side * rate * kink, 0.0)
                     reach = 12 / rate
                     found = self._beside(elu(alpha), side * rate, shift, reach, kink, True)
-                    if found and self._is_all_along(found):
+                    if found and self._fits_all_along(found):
                         yield found
 
     def _starts(self) -> Iterator[tuple[str, float, float]]:
@@ -472,7 +472,7 @@ class _Samples:
             function = plus_line(function, _neat(slope, 1e-14 * (1 + abs(slope))))
         return Curve(function, float(scale), float(shift), factor, offset)
 
-    def _is_all_along(self, curve: Curve, reach: float = math.inf) -> bool:
+    def _fits_all_along(self, curve: Curve, reach: float = math.inf) -> bool:
         """Whether an activation with its transition is the function, as far as it has values."""
         local = (np.linspace(-40.0, 40.0, 801) - curve.shift) / curve.scale
         values = self.at(local)
@@ -482,9 +482,9 @@ class _Samples:
         near = np.abs(curve.scale * local + curve.shift) <= 4
         places = np.concatenate([self.u, self.kinks, local])
         size = np.abs(values[near]).max() + steepest * abs(places)
-        return self._is(curve, places, size, reach)
+        return self._fits(curve, places, size, reach)
 
-    def _is(
+    def _fits(
         self, curve: Curve, places: np.ndarray, size: np.ndarray, reach: float = math.inf
     ) -> bool:
         """Whether a curve has the values of the function, where this has some within a reach."""

@@ -24,8 +24,6 @@ from tnsim.checkpoints.operations import Operation, is_affine
 from tnsim.errors import UnsupportedLayer
 
 Numbers = Any
-
-
 _WIDE = np.geomspace(1e-12, 1e15, 271)
 _BENDS, _STEP = 40.0, 0.5  # sizes of arguments at which functions bend, and steps between places
 _ROUNDS, _MOST_PLACES = 24, 8_000
@@ -69,7 +67,7 @@ class _Function(NamedTuple):
     is_constant: bool = False
 
 
-def _at(*places: float) -> Callable[..., list[tuple[Any, Any]]]:
+def _kinks_at(*places: float) -> Callable[..., list[tuple[Any, Any]]]:
     return lambda u, *_, **__: [(u, place) for place in places]
 
 
@@ -99,9 +97,9 @@ FUNCTIONS: dict[str, _Function] = {
     "clone": _Function(lambda u, **_: u, None, True),
     "alias": _Function(lambda u: u, None, True),
     "detach": _Function(lambda u: u, None, True),
-    "relu": _Function(lambda u: np.maximum(u, 0.0), _at(0.0), True),
-    "abs": _Function(np.abs, _at(0.0), True),
-    "sign": _Function(np.sign, _at(0.0), True, True),
+    "relu": _Function(lambda u: np.maximum(u, 0.0), _kinks_at(0.0), True),
+    "abs": _Function(np.abs, _kinks_at(0.0), True),
+    "sign": _Function(np.sign, _kinks_at(0.0), True, True),
     "clamp": _Function(_clamp, _bounds, True),
     "maximum": _Function(np.maximum, _between, True),
     "minimum": _Function(np.minimum, _between, True),
@@ -111,7 +109,7 @@ FUNCTIONS: dict[str, _Function] = {
     "le": _comparison(np.less_equal),
     "eq": _comparison(np.equal),
     "ne": _comparison(np.not_equal),
-    "heaviside": _Function(np.heaviside, _at(0.0), True, True),
+    "heaviside": _Function(np.heaviside, _kinks_at(0.0), True, True),
     "where": _Function(np.where, None, True),
     "logical_and": _logical(np.logical_and),
     "logical_or": _logical(np.logical_or),

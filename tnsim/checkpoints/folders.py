@@ -1,5 +1,4 @@
-"""Names that a user gives for a single model: folders in Hugging Face's layout and cached
-revisions.
+"""Names of a single model that users give: folders in Hugging Face's layout, cached revisions.
 
 A repository in a local hub cache lies in a folder `models--org--name`. The folder keeps
 `snapshots/<commit>/`, and in `refs/` a small file per branch or tag that holds the commit of the
@@ -7,8 +6,7 @@ branch or tag. Nothing is downloaded.
 
 A folder in Hugging Face's layout is a single model: `model.safetensors` or `pytorch_model.bin`, or
 an index of several files that are its parts, with `config.json` beside them; or an adapter, which
-names its base. A folder of many
-checkpoints is not a single model.
+names its base. A folder of many checkpoints is not a single model.
 """
 
 from __future__ import annotations

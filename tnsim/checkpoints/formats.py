@@ -51,11 +51,6 @@ FLOAT8 = {  # by the names of safetensors
     "F8_E5M2FNUZ": ml_dtypes.float8_e5m2fnuz,
     "F8_E8M0": ml_dtypes.float8_e8m0fnu,
 }
-_STRANGE = {  # attributes of PyTorch's tensors that have no numbers one by one
-    "is_meta": "a meta tensor, which has a shape and no numbers",
-    "is_quantized": "quantised",
-    "is_nested": "a nested tensor",
-}
 SAFETENSORS = FLOAT8 | {
     "BOOL": np.bool_,
     "U8": np.uint8,
@@ -70,6 +65,11 @@ SAFETENSORS = FLOAT8 | {
     "BF16": ml_dtypes.bfloat16,
     "F32": np.float32,
     "F64": np.float64,
+}
+_STRANGE = {  # attributes of PyTorch's tensors that have no numbers one by one
+    "is_meta": "a meta tensor, which has a shape and no numbers",
+    "is_quantized": "quantised",
+    "is_nested": "a nested tensor",
 }
 
 
@@ -202,10 +202,8 @@ def contents(path: Path) -> Contents:
     readers = {
         ".safetensors": ("safetensors", _safetensors),
         ".npz": ("npz", _npz),
-        ".pt": ("PyTorch", _torch),
-        ".pth": ("PyTorch", _torch),
-        ".ckpt": ("PyTorch", _torch),  # Lightning's suffix
-        ".bin": ("PyTorch", _torch),  # suffix of Hugging Face's libraries, in `folders.OLD`
+        # `.ckpt` is Lightning's, `.bin` that of Hugging Face's libraries, in `folders.OLD`.
+        **dict.fromkeys((".pt", ".pth", ".ckpt", ".bin"), ("PyTorch", _torch)),
     }
     if path.is_dir():
         raise CheckpointError("is a folder, not a checkpoint file")

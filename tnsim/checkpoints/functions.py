@@ -70,38 +70,15 @@ def from_function(function: Callable[[Any, Any], Any], params: Any, x: Any) -> M
     """
     # SciPy knows some activations, and takes longer to import than all of tnsim.
     from tnsim.checkpoints.batches import beside, check_batches, readings
-    from tnsim.checkpoints.jaxprs import NumpyLibrary, graph_of, is_random_key
+    from tnsim.checkpoints.jaxprs import NumpyLibrary, graph_of
     from tnsim.checkpoints.operations import is_float
     from tnsim.checkpoints.read_graphs import layers_of_graph
 
     name = getattr(function, "__qualname__", type(function).__name__).replace("<lambda>", "lambda")
     place = f"the function {printable(name, 60)}"
     flat, form = jax.tree_util.tree_flatten_with_path(params)
-    weights: list[np.ndarray] = []
-    where: list[int] = []
-    precision = np.dtype(np.float64)
-    for n, (path, leaf) in enumerate(flat):
-        if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype") or is_random_key(leaf):
-            continue
-        if is_traced(leaf):
-            raise ModelError(
-                "weights that JAX traces have no numbers to read: call tnsim.from_function outside "
-                "of jax.jit, jax.grad and jax.vmap"
-            )
-        check_kept(leaf)
-        found = np.asarray(leaf)
-        if jax.numpy.issubdtype(found.dtype, np.floating):
-            if jax.numpy.finfo(found.dtype).eps > jax.numpy.finfo(precision).eps:
-                precision = found.dtype
-            found = found.astype(np.float64)
-            if not np.isfinite(found).all():
-                raise ModelError(
-                    f"params{jax.tree_util.keystr(path)} holds numbers that are not finite"
-                )
-        elif found.dtype.kind == "c":
-            raise ModelError(f"params{jax.tree_util.keystr(path)} is complex, and models are real")
-        where.append(n)
-        weights.append(found)
+    arrays, precision = _weights_in(flat)
+    weights = list(arrays.values())
     example = host_array(x)
     if example.ndim < 2 or example.dtype.kind not in "fiu" or not len(example):
         raise ModelError(
@@ -114,7 +91,7 @@ def from_function(function: Callable[[Any, Any], Any], params: Any, x: Any) -> M
     leaves = [leaf for _, leaf in flat]
 
     def plain(several: Sequence[Any], batch: Any) -> Any:
-        for n, one in zip(where, several, strict=True):
+        for n, one in zip(arrays, several, strict=True):
             leaves[n] = one
         return function(jax.tree_util.tree_unflatten(form, leaves), batch)
 
@@ -168,6 +145,39 @@ def from_function(function: Callable[[Any, Any], Any], params: Any, x: Any) -> M
     if isinstance(first, TooLarge):
         raise first
     raise UnsupportedLayer(f"{first}. {ON_INPUTS}") from first
+
+
+def _weights_in(
+    flat: Sequence[tuple[Any, Any]],
+) -> tuple[dict[int, np.ndarray], np.dtype[Any]]:
+    """The arrays among leaves with their paths, by place, and the fewest digits that floats had.
+
+    Floats are in float64. Keys of random numbers are no weights.
+    """
+    from tnsim.checkpoints.jaxprs import is_random_key
+
+    arrays: dict[int, np.ndarray] = {}
+    precision = np.dtype(np.float64)
+    for n, (path, leaf) in enumerate(flat):
+        if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype") or is_random_key(leaf):
+            continue
+        if is_traced(leaf):
+            raise ModelError(
+                "weights that JAX traces have no numbers to read: call tnsim.from_function outside "
+                "of jax.jit, jax.grad and jax.vmap"
+            )
+        check_kept(leaf)
+        arrays[n] = found = np.asarray(leaf)
+        name = f"params{jax.tree_util.keystr(path)}"
+        if found.dtype.kind == "c":
+            raise ModelError(f"{name} is complex, and models are real")
+        if jax.numpy.issubdtype(found.dtype, np.floating):
+            if jax.numpy.finfo(found.dtype).eps > jax.numpy.finfo(precision).eps:
+                precision = found.dtype
+            arrays[n] = found.astype(np.float64)
+            if not np.isfinite(arrays[n]).all():
+                raise ModelError(f"{name} holds numbers that are not finite")
+    return arrays, precision
 
 
 def _array_of(found: Any, place: str) -> Any:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tnsim.errors import CheckpointError, ModelError, TnsimError, UnsupportedLayer
-from tnsim.models.functions import is_function, with_output
+from tnsim.models.functions import is_function, is_module, with_output
 from tnsim.models.model import AnyModel, Combination, Model, in_numpy, terms
 from tnsim.options import is_list
 
@@ -68,9 +68,7 @@ def given_model(
     elif inputs is None and is_module(given):
         from tnsim.checkpoints.modules import compared_module
 
-        if n_ctx is None and len(shape) > 1:
-            n_ctx = shape[0]
-        width = shape[-1] if shape else None
+        n_ctx, width = length_and_width(n_ctx, shape)
         try:
             given = compared_module(given, n_ctx, width)
         except UnsupportedLayer as refusal:
@@ -142,11 +140,12 @@ def given_models(
         }
     if is_path_or_paths(models):
         # Files of a dialect have a single output, state dicts of a module those of the module.
-        chosen = output if is_module(dialect) else None
-        as_functions = is_module(dialect) and (runs or inputs is not None)
-        told = is_module(dialect) and inputs is None and len(shape) > 0
-        n_ctx = shape[0] if told and n_ctx is None and len(shape) > 1 else n_ctx
-        example = _example_of_width(dialect, n_ctx, shape[-1]) if told else None
+        of_module, example, width = is_module(dialect), None, None
+        chosen = output if of_module else None
+        as_functions = of_module and (runs or inputs is not None)
+        if of_module and inputs is None:
+            n_ctx, width = length_and_width(n_ctx, shape)
+            example = None if width is None else _example_of_width(dialect, n_ctx, width)
         try:
             if as_functions:
                 from tnsim.checkpoints.modules import from_module
@@ -158,7 +157,7 @@ def given_models(
             if not as_functions:
                 raise
             if inputs is None:
-                _check_can_run(dialect, n_ctx, refused, shape[-1] if shape else None)
+                _check_can_run(dialect, n_ctx, refused, width)
             log.info("the files run as modules on the inputs, since %s", refused)
             each = modules_of(models, dialect)
             return {label: with_output(module, output) for label, module in each.items()}
@@ -179,6 +178,21 @@ def given_models(
     if isinstance(models, list):
         return [given_model(model, n_ctx, inputs, output, runs, shape) for model in models]
     return models
+
+
+def length_and_width(n_ctx: int | None, shape: Sequence[int]) -> tuple[int | None, int | None]:
+    """The length of sequences and the width of vectors with which a module is read.
+
+    Args:
+        n_ctx: Length that was asked for.
+        shape: Shape of an input, as for `given_model`.
+
+    Example:
+        >>> length_and_width(None, (5, 3)), length_and_width(2, ())
+        ((5, 3), (2, None))
+    """
+    n_ctx = shape[0] if n_ctx is None and len(shape) > 1 else n_ctx
+    return n_ctx, shape[-1] if shape else None
 
 
 def check_chooses(output: str | int | None, given: Iterable[Any]) -> None:
@@ -232,13 +246,13 @@ def folders_of_networks(models: Any) -> dict[str, Path]:
         {}
     """
     from tnsim.checkpoints.configurations import ADAPTERS
-    from tnsim.checkpoints.folders import OLD
+    from tnsim.checkpoints.folders import OLD, WHOLE
     from tnsim.checkpoints.hugging_face import architecture_of
     from tnsim.checkpoints.load import Series
 
     if not is_path_or_paths(models):
         return {}
-    weights = ("model.safetensors", OLD, *ADAPTERS)
+    weights = (WHOLE, OLD, *ADAPTERS)
     if isinstance(models, (list, tuple)):
         if any(isinstance(path, (list, tuple)) for path in models):
             return {}
@@ -259,16 +273,6 @@ def folders_of_networks(models: Any) -> dict[str, Path]:
     return folders if is_known else {}
 
 
-def is_module(given: Any) -> bool:
-    """Whether a value is a PyTorch module; PyTorch itself is not imported.
-
-    Example:
-        >>> is_module(abs)
-        False
-    """
-    return is_function(given) and hasattr(given, "named_parameters")
-
-
 def _example_of_width(module: Any, n_ctx: int | None, width: int) -> Any:
     """An example of vectors of a width, where the module alone does not say that it reads them."""
     from tnsim.checkpoints.module_examples import shape_of_inputs
@@ -283,9 +287,7 @@ def _example_of_width(module: Any, n_ctx: int | None, width: int) -> Any:
     return None
 
 
-def _check_can_run(
-    module: Any, n_ctx: int | None, refusal: TnsimError, width: int | None = None
-) -> None:
+def _check_can_run(module: Any, n_ctx: int | None, refusal: TnsimError, width: int | None) -> None:
     """Raise the refusal to read a module, if nothing says which inputs the module takes."""
     from tnsim.checkpoints.module_examples import AN_EXAMPLE, shape_of_inputs
 

@@ -43,7 +43,7 @@ LENGTHS = (1, 2, 12, 33)
 """Lengths at which layers that were read at another have to compute the module, without n_ctx."""
 
 LONG = 512
-"""The largest number of code that is such a length besides."""
+"""Numbers in code up to this one are such lengths besides, and sizes of buffers up to twice it."""
 
 _PLAIN = {"_unsafe_view": "view", "_reshape_alias": "view", "_to": "to"}
 _DECOMPOSED = (
@@ -130,10 +130,10 @@ def graph_of(module: torch.nn.Module, example: torch.Tensor, whole: tuple[type, 
         >>> [one.name for one in graph.operations if one.name not in ("weight", "input")]
         ['t', 'addmm']
     """
-    return _written(module, example[:1], whole)
+    return _graph_on(module, example[:1], whole)
 
 
-def _written(module: torch.nn.Module, example: torch.Tensor, whole: tuple[type, ...]) -> Graph:
+def _graph_on(module: torch.nn.Module, example: torch.Tensor, whole: tuple[type, ...]) -> Graph:
     """The operations on a batch as it is."""
     return _graph(*_traced(module, example, whole), module)
 
@@ -155,7 +155,7 @@ def check_batches(
 
     batches.check_batches(
         graph,
-        lambda count: _written(module, repeated(count), whole),
+        lambda count: _graph_on(module, repeated(count), whole),
         state_of(module),
         repeated(2),
         TorchLibrary(example if example.is_floating_point() else torch.zeros(())),
@@ -168,7 +168,7 @@ def lengths_of(module: torch.nn.Module, graph: Graph, example: torch.Tensor) -> 
 
     These are the numbers with which the code compares the length, those by which operations shift,
     such as the width of a window, and the sizes of buffers, such as a mask of which a part is
-    taken; of each the next length too.
+    taken; of the first two the next length too.
 
     Args:
         module: A module in evaluation mode.
@@ -188,13 +188,11 @@ def lengths_of(module: torch.nn.Module, graph: Graph, example: torch.Tensor) -> 
             "something else at another: give n_ctx=, the length of sequences that counts"
         )
     leaves = tree_leaves([one.arguments for one in graph.operations])
-    shifts = {abs(leaf) for leaf in leaves if type(leaf) is int}
+    numbers = {abs(leaf) for leaf in leaves if type(leaf) is int}
+    shifts = {n for n in numbers if max(LENGTHS) < n <= LONG}
     sizes = {size for one in module.buffers() for size in one.shape}
-    shifts = {n for n in shifts if max(LENGTHS) < n <= LONG}
-    longer = {n + 1 for n in shifts}
-    compared = {n for n in compared if n <= LONG + 1}
-    sizes = {n for n in sizes if max(LENGTHS) < n <= 2 * LONG}
-    return sorted({*LENGTHS, *compared, *shifts, *longer, *sizes})
+    found = {n for n in compared if n <= LONG + 1} | shifts | {n + 1 for n in shifts}
+    return sorted({*LENGTHS, *found, *(n for n in sizes if max(LENGTHS) < n <= 2 * LONG)})
 
 
 def compared_sizes(module: torch.nn.Module, example: torch.Tensor, axis: int) -> set[int] | None:
@@ -212,9 +210,8 @@ def compared_sizes(module: torch.nn.Module, example: torch.Tensor, axis: int) ->
         The sizes; None where the code takes the size as a plain number, or an operation takes no
         symbol.
     """
-    # These import an algebra of symbols.
+    # Here, as these import an algebra of symbols.
     from torch._dispatch.python import enable_python_dispatcher
-    from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import (
         DimDynamic,
         ShapeEnv,
@@ -226,7 +223,7 @@ def compared_sizes(module: torch.nn.Module, example: torch.Tensor, axis: int) ->
     sizes = [DimDynamic.STATIC] * example.ndim
     sizes[axis] = DimDynamic.DYNAMIC
     try:
-        with warnings.catch_warnings(), _unsaid("torch._subclasses.fake_tensor"), torch.no_grad():
+        with warnings.catch_warnings(), _fake_tensors_unsaid(), torch.no_grad():
             warnings.simplefilter("ignore")
             given = mode.from_tensor(
                 example.clone(), symbolic_context=StatelessSymbolicContext(dynamic_sizes=sizes)
@@ -249,9 +246,9 @@ def compared_sizes(module: torch.nn.Module, example: torch.Tensor, axis: int) ->
 
 
 @contextmanager
-def _unsaid(name: str) -> Iterator[None]:
-    """Keep a logger from reporting what is tried here, and may fail."""
-    logger = logging.getLogger(name)
+def _fake_tensors_unsaid() -> Iterator[None]:
+    """Keep PyTorch from reporting what is tried here without numbers, and may fail."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
     before, logger.disabled = logger.disabled, True
     try:
         yield
@@ -568,7 +565,7 @@ def _graph(
     by_name = {node.name: operation for node, operation in known.items()}
     if output is None:
         raise UnsupportedLayer("the output of the forward pass does not depend on the input")
-    _check_repeatable(traced, places)
+    _check_draws_nothing(traced, places)
     ends = {
         by_name[end]: (path, by_name[start])
         for end, (path, start) in owns.items()
@@ -589,7 +586,7 @@ def _drops(node: torch.fx.Node) -> bool:
     return not isinstance(chosen, int | float) or chosen != 0
 
 
-def _check_repeatable(traced: torch.fx.GraphModule, places: Mapping[str, str]) -> None:
+def _check_draws_nothing(traced: torch.fx.GraphModule, places: Mapping[str, str]) -> None:
     """Raise `UnsupportedLayer` where the output depends on random numbers."""
     needed = list(traced.graph.find_nodes(op="output"))
     found = set(needed)

@@ -14,10 +14,10 @@ from typing import Any
 
 from tnsim.checkpoints.adapters import adapted, base_of
 from tnsim.checkpoints.configurations import configuration, is_adapter
-from tnsim.checkpoints.folders import OLD, model_file
+from tnsim.checkpoints.folders import OLD, WHOLE, model_file
 from tnsim.checkpoints.formats import Contents, Stored, contents
 from tnsim.checkpoints.guard import naming, refusing
-from tnsim.errors import CheckpointError, require
+from tnsim.errors import CheckpointError, first_few, require
 
 _FAULTS = {
     "missing_keys": "are not in its files",
@@ -57,7 +57,7 @@ def architecture_of(path: Any) -> str | None:
     """
     with naming(path):
         adapter = _adapter_in(path)
-        beside = Path(path) / "model.safetensors" if adapter is None else base_of(adapter)
+        beside = Path(path) / WHOLE if adapter is None else base_of(adapter)
         named = (configuration(beside) or {}).get("architectures")
     name = named[0] if isinstance(named, list) and named else None
     return name if isinstance(name, str) and name.isidentifier() else None
@@ -129,9 +129,8 @@ def module_in(path: str | os.PathLike[str]) -> Any:
     for kind, said in _FAULTS.items():
         keys = (key if isinstance(key, str) else key[0] for key in told.get(kind, ()))
         if faulty := sorted(keys):
-            shown = ", ".join(faulty[:4]) + (", ..." if len(faulty) > 4 else "")
             raise CheckpointError(
-                f"{os.fspath(path)}: {len(faulty)} tensors of {name} {said}: {shown}; load the "
-                "network by code of your own and give the module"
+                f"{os.fspath(path)}: {len(faulty)} tensors of {name} {said}: {first_few(faulty)}; "
+                "load the network by code of your own and give the module"
             )
     return loaded.eval()

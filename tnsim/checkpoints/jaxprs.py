@@ -157,6 +157,9 @@ def is_random_key(value: Any) -> bool:
 class _Writer:
     """Writes primitives down as operations.
 
+    Where a primitive is not one operation of the tables, the method `_NAME(eqn, given, shape)`
+    writes the primitive NAME, with its operands and the shape of its result.
+
     Args:
         place: Words for the function, for messages.
         precision: Fewest digits to which numbers may be rounded.

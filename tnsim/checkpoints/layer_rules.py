@@ -59,10 +59,8 @@ def layer(rule: Rule, arrays: NamedArrays) -> Core | Residual:
     if rule.residual is None:
         return inner
     scale: Any = rule.scale
-    skip = 1.0
     # The interpolating rule takes away from the input what it gives to the layer.
-    if rule.residual == "lerp":
-        skip = 1.0 - scale
+    skip = 1.0 - scale if rule.residual == "lerp" else 1.0
     return Residual(inner, skip=skip, scale=scale)
 
 

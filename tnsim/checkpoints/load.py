@@ -35,7 +35,7 @@ from tnsim.checkpoints.state_dict import (
     model_from_state,
     unnamed,
 )
-from tnsim.errors import CheckpointError, ModelError, TnsimError, printable
+from tnsim.errors import CheckpointError, ModelError, TnsimError, first_few, printable
 from tnsim.models.arrays import is_count
 from tnsim.models.checks import Seed, check_untraced, normal_inputs
 from tnsim.models.functions import Deferred, array_at
@@ -269,10 +269,10 @@ def position_in(index: Any, labels: Sequence[str]) -> int:
         position = int(index)
         if -len(labels) <= position < len(labels):
             return position
-    shown = [repr(label) for label in labels[:3]]
+    known = printable(first_few([*map(repr, labels)], 3), 200)
     raise UnknownCheckpoint(
         f"there is no checkpoint {printable(repr(index), 80)}: give a position below {len(labels)} "
-        f"or a label, {printable(', '.join(shown), 200)}{', ...' if len(labels) > 3 else ''}"
+        f"or a label, {known}"
     )
 
 
@@ -525,8 +525,7 @@ def _held_by(folder: Path) -> str:
     if not folder.is_dir():
         return ""
     names = sorted(path.name for path in folder.iterdir())
-    shown = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
-    return f"; the folder holds {printable(shown, 200) if names else 'nothing'}"
+    return f"; the folder holds {printable(first_few(names), 200) or 'nothing'}"
 
 
 def _source_paths(source: str | os.PathLike[str]) -> dict[str, str | Path]:
@@ -590,7 +589,8 @@ def series_labels(paths: Sequence[Path]) -> tuple[str, ...]:
         >>> series_labels([Path("run/step_10.pt"), Path("run/step_20.pt")])
         ('10', '20')
     """
-    stems = [path.name if path.is_dir() else path.stem for path in paths]
+    # What follows a point in the name of a revision or of a folder is no suffix, as in v1.5.
+    stems = [path.stem if path.suffix in (*SUFFIXES, ".bin") else path.name for path in paths]
     parts = {stem: re.split(r"(\d+)", stem) for stem in stems}
     counted = [stem for stem in stems if len(parts[stem]) > 1]
     numbers = _differing_numbers([parts[stem] for stem in counted])

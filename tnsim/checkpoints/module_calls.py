@@ -11,7 +11,8 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from tnsim.errors import ModelError, require
+from tnsim.errors import ModelError, first_few, require
+from tnsim.models.arrays import detached, host_array
 from tnsim.models.functions import array_of, batch_of_inputs, run_module
 from tnsim.options import checked
 
@@ -57,13 +58,12 @@ def inputs_of(module: Any, path: str, inputs: Any) -> np.ndarray:
         # Names that end alike are the likeliest to be meant.
         names = [name for name in known if name.rpartition(".")[2] == str(path).rpartition(".")[2]]
         near = names or [name for name in known if name]
-        shown = ", ".join(near[:4]) + (", ..." if len(near) > 4 else "")
-        raise ModelError(f"there is no submodule {path!r}; there are {shown}")
+        raise ModelError(f"there is no submodule {path!r}; there are {first_few(near)}")
     rows = batch_of_inputs(inputs)
     batches: list[np.ndarray] = []
 
     def record(_: Any, arguments: tuple, named: dict[str, Any]) -> None:
-        given = array((*arguments, *named.values())[0])
+        given = as_numpy((*arguments, *named.values())[0])
         # Token numbers are no states.
         if given.dtype.kind != "f" or given.ndim < 2:
             raise ModelError(
@@ -84,7 +84,7 @@ def inputs_of(module: Any, path: str, inputs: Any) -> np.ndarray:
     return np.concatenate(batches)
 
 
-def array(value: Any) -> np.ndarray:
+def as_numpy(value: Any) -> np.ndarray:
     """A tensor as NumPy, floats in float64.
 
     Args:
@@ -93,10 +93,8 @@ def array(value: Any) -> np.ndarray:
     Returns:
         A copy of the numbers.
     """
-    numbers = array_of(value).detach().cpu()
-    if numbers.is_floating_point():
-        numbers = numbers.double()
-    return np.array(numbers.numpy())
+    found = host_array(detached(array_of(value)))
+    return np.array(found, np.float64 if found.dtype.kind == "f" else found.dtype)
 
 
 def copy_of(module: Any) -> Any:
@@ -170,9 +168,8 @@ def diverged(module: Any) -> str | None:
     ]
     if not names:
         return None
-    shown = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
     has = "has" if len(names) == 1 else "have"
-    return f"{shown} {has} numbers that are NaN or infinite: the run diverged there"
+    return f"{first_few(names)} {has} numbers that are NaN or infinite: the run diverged there"
 
 
 def require_torch() -> Any:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tnsim.checkpoints.module_calls import array, as_precise_as, copy_of, require_torch
+from tnsim.checkpoints.module_calls import as_numpy, as_precise_as, copy_of, require_torch
 from tnsim.checkpoints.norms import Normed
 from tnsim.errors import ModelError, TooLarge, in_one_line
 from tnsim.models.functions import array_of, batch_of_inputs, check_one_input, tensor_of
@@ -301,7 +301,7 @@ def forward_error(module: Any, layers: Sequence[Normed], example: Any) -> float:
     # A function that agrees at one size may differ at another, as ReLU does with the identity, and
     # one that agrees in one batch may differ in others.
     batches = zip(SCALES, (count, count, 1, 3), strict=True)
-    both = beside(lambda x: array(module(torch.as_tensor(x))), layers, example, batches)
+    both = beside(lambda x: as_numpy(module(torch.as_tensor(x))), layers, example, batches)
     errors = [one.error for one in both]
     worst = float(np.max(errors))
     # Written with `not`, so that NaN is refused.

@@ -24,7 +24,13 @@ import numpy as np
 from tnsim.checkpoints.adapters import merged_module
 from tnsim.checkpoints.guard import cause, refusing
 from tnsim.checkpoints.layer_rules import normed
-from tnsim.checkpoints.module_calls import array, copy_of, diverged, outside_compiler, require_torch
+from tnsim.checkpoints.module_calls import (
+    as_numpy,
+    copy_of,
+    diverged,
+    outside_compiler,
+    require_torch,
+)
 from tnsim.checkpoints.module_examples import (
     AN_EXAMPLE,
     POSITIONS,
@@ -77,6 +83,11 @@ LARGEST_BATCH = 2**18
 _ROUNDING = 1e-12
 """Largest relative error of layers that are read by a graph of an earlier reading."""
 SOFTMAX = "MultiheadAttention"  # refused as a whole, not operation by operation
+QUANTISERS = ("bitsandbytes", "torchao", "optimum", "gptqmodel", "auto_gptq", "awq", "hqq")
+"""Packages whose layers and tensors hold integers with scales."""
+_ASK_FOR_INPUTS = f", of which the input's size is to be known: give inputs=, {AN_EXAMPLE}"
+_OF_IMAGES = tuple(f"torch.nn.modules.{name}" for name in ("batchnorm", "conv", "pooling"))
+"""Modules of layers that are read off operations on an example of the input."""
 
 
 @outside_compiler
@@ -477,6 +488,7 @@ def _first_reading(asked: _Asked, example: Any) -> Recognised:
         UnsupportedLayer, ModelError, TooLarge: The first refusal, in the words that say most.
     """
     from tnsim.checkpoints.batches import JOINED, readings  # which need SciPy
+    from tnsim.checkpoints.unit_layers import NoLayerError
 
     module, inputs, n_ctx = asked.module, asked.inputs, asked.n_ctx
     tried = [(example, sequence) for sequence in readings(example)]
@@ -503,7 +515,8 @@ def _first_reading(asked: _Asked, example: Any) -> Recognised:
     refused = refusals[-1] if JOINED in str(refusals[0]) else refusals[0]
     if isinstance(refused, TooLarge):
         raise refused
-    if OWN_ACTIVATION not in str(refused):
+    may_be_declared = isinstance(refused, NoLayerError)
+    if not may_be_declared:
         _check_describable(module, tuple(asked.declared), inputs is not None)
     if not isinstance(refused, UnsupportedLayer):
         if inputs is None and isinstance(refused, ModelError):
@@ -513,11 +526,12 @@ def _first_reading(asked: _Asked, example: Any) -> Recognised:
                 f"others, give inputs=, {AN_EXAMPLE}"
             ) from refused
         raise refused
-    said = f"{refused}. {_advice(module, example)}"
+    way_out = f"{OWN_ACTIVATION}. " if may_be_declared else ""
+    said = f"{refused}. {way_out}{_advice(module, example)}"
     of_length = n_ctx is not None or (inputs is None and example.ndim > 2)
     if of_length and example.is_floating_point() and _is_whole_sequence(asked, example):
         said = f"{said}. Of a whole sequence it is a model: {_of_whole_sequences(example)}"
-    raise type(refused)(said) from refused
+    raise UnsupportedLayer(said) from refused
 
 
 def _advice(module: Any, example: Any) -> str:
@@ -603,7 +617,7 @@ def _read_by(
     graph = graph_of(double, example, whole) if form is None else form.graph
     layers = graph_layers(graph, state_of(double), module, declared, example, sequence)
     if form is None:
-        _check_own(graph, first)
+        _check_reads_no_other(graph, first)
         check_batches(double, graph, example, whole)
     used = graph.used()
     for path, _ in graph.owns.values():
@@ -625,7 +639,7 @@ def _read_by(
     return found, form
 
 
-def _check_own(graph: Graph, first: Any) -> None:
+def _check_reads_no_other(graph: Graph, first: Any) -> None:
     """Raise `UnsupportedLayer` where the forward pass of a copy reads weights of the first module.
 
     A function that is made where `self` is at hand keeps that module: its copies with other weights
@@ -633,9 +647,9 @@ def _check_own(graph: Graph, first: Any) -> None:
     """
     from tnsim.checkpoints.graphs import state_of
 
+    constants = set(map(_place, graph.constants.values()))
     for name, one in state_of(first).items():
-        place = one.untyped_storage().data_ptr()
-        constants = [known.untyped_storage().data_ptr() for known in graph.constants.values()]
+        place = _place(one)
         if place and place in constants:
             raise UnsupportedLayer(
                 f"the forward pass reads {name} of the module that was given also in copies with "
@@ -675,13 +689,13 @@ def _check_apart(double: Any, example: Any, sizes: Iterable[int]) -> None:
     alone: dict[int, np.ndarray] = {}
     for n in sorted({0, 1, 2} | {count - 1 for count in counts}):
         before = _settings(double)
-        alone[n] = array(double(given[n : n + 1])).reshape(-1)
+        alone[n] = as_numpy(double(given[n : n + 1])).reshape(-1)
     if changed := sorted(name for name, _ in before.items() ^ _settings(double).items()):
         raise UnsupportedLayer(
             f"the forward pass changes {changed[0]} at each call, on which it may depend"
         )
     for count in counts:
-        together = array(double(given[:count])).reshape(count, -1)
+        together = as_numpy(double(given[:count])).reshape(count, -1)
         for n in {0, count // 2, count - 1} & set(alone):
             one, other = together[n], alone[n]
             with np.errstate(invalid="ignore"):  # of what floats cannot hold
@@ -944,10 +958,6 @@ def _check_repeatable(module: Any) -> None:
             )
 
 
-QUANTISERS = ("bitsandbytes", "torchao", "optimum", "gptqmodel", "auto_gptq", "awq", "hqq")
-"""Packages whose layers and tensors hold integers with scales."""
-
-
 def _check_unquantised(name: str, module: Any) -> None:
     """Raise `UnsupportedLayer` where a submodule or a tensor of its own is quantised."""
     own = [*module._parameters.values(), *module._buffers.values()]
@@ -1010,11 +1020,6 @@ def _leaf_reason(leaf: Any, is_given: bool) -> str:
     # Classes of the user may derive from those of PyTorch.
     of_images = any(cls.__module__ in _OF_IMAGES for cls in type(leaf).__mro__)
     return _ASK_FOR_INPUTS if of_images and not is_given else ""
-
-
-_ASK_FOR_INPUTS = f", of which the input's size is to be known: give inputs=, {AN_EXAMPLE}"
-_OF_IMAGES = tuple(f"torch.nn.modules.{name}" for name in ("batchnorm", "conv", "pooling"))
-"""Modules of layers that are read off operations on an example of the input."""
 
 
 def tensors_of(module: Any) -> dict[str, Any]:

@@ -31,8 +31,6 @@ from tnsim.options import checked
 FORMAT = 1
 SPARSE = "sparse"  # the key of the widths of sparse matrices, in the description of a layer
 METADATA = "tnsim"  # the key of the architecture in the metadata
-_CLASSES = Linear, Bilinear, Multilinear, Attention, Elementwise, Gated
-KINDS = {cls.__name__: cls for cls in _CLASSES}
 SETTINGS: dict[type, tuple[str, ...]] = {  # fields of a layer that are no arrays
     Linear: (),
     Bilinear: (),
@@ -41,6 +39,7 @@ SETTINGS: dict[type, tuple[str, ...]] = {  # fields of a layer that are no array
     Elementwise: ("activation", "width"),
     Gated: ("activation", "multiplies"),
 }
+KINDS = {cls.__name__: cls for cls in SETTINGS}
 
 
 @checked

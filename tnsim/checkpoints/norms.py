@@ -148,11 +148,7 @@ def fold(layers: Iterable[Normed], inputs: Any, n_ctx: int | None = None) -> Fol
     constant: list[Layer] = []
     energies: list[float | None] = []
     for n, normed in enumerate(layers):
-        energy = None
-        if normed.norm is not None:
-            # The energy is measured on the stream of the network itself, behind norms that still
-            # depend on the input.
-            energy = normed.norm.energy(stream)
+        energy = None if normed.norm is None else normed.norm.energy(stream)
         constant.append(at_energy(normed, energy, f"the energy before layer {n}"))
         energies.append(energy)
         stream = normed(stream)

@@ -29,9 +29,8 @@ AXES = frozenset(
         *("index_fill", "index_select", "lift_fresh", "masked_fill", "movedim", "narrow", "pad"),
         *("permute", "pixel_shuffle", "pixel_unshuffle", "reflection_pad1d"),
         *("reflection_pad2d", "repeat", "replication_pad1d", "replication_pad2d", "reshape"),
-        *("roll", "rot90", "scatter", "select"),
-        *("slice", "squeeze"),
-        *("stack", "swapaxes", "t", "to", "transpose", "tril", "triu", "unfold"),
+        *("roll", "rot90", "scatter", "select", "slice", "squeeze", "stack", "swapaxes", "t"),
+        *("to", "transpose", "tril", "triu", "unfold"),
         *("unsqueeze", "view", "where"),
     )
 )

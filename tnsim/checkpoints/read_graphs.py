@@ -40,7 +40,7 @@ from tnsim.checkpoints.operations import (
     number_in,
 )
 from tnsim.checkpoints.unit_layers import Layout, NoLayerError, Stack, multiple_of_identity
-from tnsim.errors import OWN_ACTIVATION, UnsupportedLayer, in_one_line
+from tnsim.errors import UnsupportedLayer, in_one_line
 from tnsim.models.arrays import requires_grad
 from tnsim.models.layers import Linear, Residual, with_widths
 
@@ -175,12 +175,8 @@ class _Trace:
     def run(self) -> list[Normed]:
         """Go through all operations, and give the layers."""
         for one in self.operations:
-            if one not in self.reads or one in self.values:
-                continue
-            try:
+            if one in self.reads and one not in self.values:
                 self._step(one)
-            except NoLayerError as refused:
-                raise UnsupportedLayer(f"{refused}. {OWN_ACTIVATION}") from refused
         value = self.values[self.output]
         if not isinstance(value, Value):
             raise UnsupportedLayer(f"{self.output.place} gives no numbers that layers give")
@@ -483,9 +479,7 @@ class _Trace:
     def _has_entries(self, argument: Any) -> bool:
         """Whether an argument that does not depend on the input is not zero everywhere."""
         known = self.values[argument] if isinstance(argument, Operation) else argument
-        return bool(
-            np.any(self.library.numbers(known) if isinstance(argument, Operation) else known)
-        )
+        return bool(self.library.numbers(known).any())
 
     def _step_value(self, one: Operation) -> Value:
         """1 where a value is above an array of thresholds, and 0 elsewhere."""

@@ -435,7 +435,7 @@ def check_rule(rule: Any, where: str) -> None:
     """
     # A subclass could have fields that nobody checks.
     if type(rule) not in KINDS.values():
-        names = ", ".join(f"tnsim.{kind.__name__}" for kind in KINDS.values())
+        names = ", ".join(f"tnsim.dialects.{kind.__name__}" for kind in KINDS.values())
         raise CheckpointError(f"{where} must be one of {names}, found {rule!r}")
     hints = _field_types(type(rule))
     for field in dataclasses.fields(rule):

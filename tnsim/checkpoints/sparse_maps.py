@@ -39,7 +39,6 @@ FEWEST = 2**12
 FILLED = 4
 """A sparse matrix stores at most this part of its dense form, a quarter."""
 
-
 RUNS = 8
 """Most runs of either kind for each row; a run backwards would give a row of the dense matrix."""
 

@@ -54,10 +54,13 @@ OF_A_FILE = "Load what no dialect describes into the module that it belongs to."
 _ATTENTION = re.compile(
     r"(^|[._])(q|k|v|q1|k1|q2|k2|attn|attention|q_proj|k_proj)([._]|$)", re.IGNORECASE
 )
-
-
 _INNER = re.compile(r"(?:(?<=\.)|^)(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 """Parts of names of blocks that were compiled, sharded or checkpointed one by one."""
+_QUANTISED = re.compile(
+    r"(?:^|[._])(?:_packed_params|SCB|qweight|qzeros|absmax|quant_map|quant_state|weight_packed|"
+    r"weight_scale(?:_inv)?)(?:\.|$)"
+)
+"""Names beside quantised weights: of PyTorch, bitsandbytes, GPTQ and AWQ, compressed tensors."""
 
 
 class Place(NamedTuple):
@@ -87,7 +90,7 @@ def place_of(state: Mapping[str, Any], names: Sequence[str]) -> Place:
 
     Args:
         state: Arrays by name, or mappings of arrays.
-        names: Required names, at least one.
+        names: Required names, none for a network without weights.
 
     Returns:
         The top where the names are at the top or nowhere; else the one place that has all names.
@@ -103,6 +106,8 @@ def place_of(state: Mapping[str, Any], names: Sequence[str]) -> Place:
         >>> str(place_of({"0._orig_mod.w": 1}, ["0.w"]))
         "without '_orig_mod.' in their names"
     """
+    if not names:
+        return Place()
     place = _place_among(state, names, False)
     named = inside(state, place)
     if all(name in named for name in names) and not _inner_parts(named):
@@ -541,13 +546,6 @@ def unnamed(
         f'it, dialect="{fitting[0].name}" (--dialect), else give the module, '
         "tnsim.load(path, net) (--model FILE.py:NAME)"
     )
-
-
-_QUANTISED = re.compile(
-    r"(?:^|[._])(?:_packed_params|SCB|qweight|qzeros|absmax|quant_map|quant_state|weight_packed|"
-    r"weight_scale(?:_inv)?)(?:\.|$)"
-)
-"""Names beside quantised weights: of PyTorch, bitsandbytes, GPTQ and AWQ, compressed tensors."""
 
 
 def check_unquantised(state: Mapping[str, Any], refused: Exception) -> None:

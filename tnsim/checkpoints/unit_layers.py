@@ -31,8 +31,8 @@ from tnsim.checkpoints.affine_values import (
     Map,
     Value,
     added,
+    composed,
     joined_grids,
-    product,
     rerooted,
     side_by_side,
 )
@@ -57,6 +57,11 @@ from tnsim.models.activated import Elementwise, Gated
 from tnsim.models.arrays import requires_grad
 from tnsim.models.layers import Bilinear, Linear, Multilinear, Residual
 from tnsim.models.matrices import SparseMatrix
+
+MIXED = (
+    "the forward pass puts numbers of several positions of a sequence together, and layers act on "
+    "every position alone, but for attention"
+)
 
 
 class NoLayerError(UnsupportedLayer):
@@ -659,7 +664,7 @@ class Stack:
         place = np.full(layout.width, count)
         place[needed] = np.arange(count)
         entries = place[layout.index]
-        zero = self.library.array(np.zeros(1))
+        zero = self.zeros((1,))
         at = indices(self.library, entries + layout.position * (count + 1))
         n, shape = self.positions, matrix.shape
         root = self._in_rows(count)
@@ -673,7 +678,7 @@ class Stack:
             down = root.then(lambda z: z.reshape(shape), shape)
         else:
             down = root.then(placed, shape)
-        return (rows, self.library.array(np.zeros(count))), down
+        return (rows, self.zeros((count,))), down
 
     def _append_units(
         self,
@@ -715,7 +720,7 @@ class Stack:
         both = Layout.in_rows(n, total)
         rows = written_out(self.rows(matrix, layout), library)
         first = self._by_matrix(library.concatenate([library.eye(kept), rows]))
-        self._append_linear(first, library.array(np.zeros(total)), both, False)
+        self._append_linear(first, self.zeros((total,)), both, False)
         sources = [self.sources[b] for b in blocks]
         if len(sources) > 1 and any(source.layers is not None for source in sources):
             raise NoLayerError("one layer computes attention and something else beside it")
@@ -733,10 +738,10 @@ class Stack:
 
         wide = [replace(one, factors=tuple(map(padded, one.factors))) for one in sources]
         placed = library.concatenate([self.zeros((kept, narrow.shape[1])), narrow])
-        shifted = library.concatenate([library.array(np.zeros(kept)), bias])
+        shifted = library.concatenate([self.zeros((kept,)), bias])
         self._append_units(wide, [self._by_matrix(placed)], both, shifted, 1.0)
         second = library.concatenate([self.zeros((size, kept)), library.eye(size)], 1)
-        nothing = library.array(np.zeros(size))
+        nothing = self.zeros((size,))
         self._append_linear(self._by_matrix(second), nothing, Layout.in_rows(n, size), False)
 
     def _append_linear(self, matrix: Map, bias: Any, layout: Layout, is_whole: bool) -> None:
@@ -796,7 +801,7 @@ class Stack:
             )
 
         def last(matrix: Any) -> Any:
-            return product(matrix, inner.last) if known and inner.last is not None else None
+            return composed(matrix, inner.last) if known and inner.last is not None else None
 
         return outer.rebased(start, last, {})
 
@@ -896,12 +901,6 @@ def _only_activation(functions: Sequence[Activation | None]) -> Activation | Non
             f"one layer computes {' and '.join(names)}, and has room for one activation"
         )
     return functions[0]
-
-
-MIXED = (
-    "the forward pass puts numbers of several positions of a sequence together, and layers act on "
-    "every position alone, but for attention"
-)
 
 
 def multiple_of_identity(matrix: np.ndarray) -> float | None:

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.checkpoints.module_calls import array, copy_of, require_torch
+from tnsim.checkpoints.module_calls import as_numpy, copy_of, require_torch
 from tnsim.checkpoints.modules import from_module
 from tnsim.circuits.standard_parts import Circuits, PartName, StandardParts, View, activation_of
 from tnsim.circuits.transformer import Affine
@@ -195,7 +195,7 @@ class PartsOfModule(StandardParts):
         transformer, seen = self.transformer, self._calls
         tokens = self._tokens()
         first = seen[transformer.path(0)]
-        start = array((*first.arguments, *first.named.values())[0])
+        start = as_numpy((*first.arguments, *first.named.values())[0])
         embedded = transformer.embedding()[tokens]
         added = start - embedded
         # A table of positions adds one vector to all tokens of a position.
@@ -261,7 +261,7 @@ def _recorded(module: Any, paths: Iterable[str]) -> Iterator[dict[str, BlockCall
         first = result[0] if isinstance(result, tuple) else getattr(result, "logits", result)
         given = (*arguments, *named.values())[0]
         if hasattr(first, "detach"):
-            seen[path] = BlockCall(arguments, named, array(given), array(first))
+            seen[path] = BlockCall(arguments, named, as_numpy(given), as_numpy(first))
 
     with contextlib.ExitStack() as hooks:
         for path in paths:

@@ -308,7 +308,8 @@ def networks_of(
         )
     module = module_at(reading.model)
     if metric == "gaussian" and not unread:
-        from tnsim.checkpoints.given import given_model, is_module
+        from tnsim.checkpoints.given import given_model
+        from tnsim.models.functions import is_module
 
         try:
             as_it_is = is_module(given_model(module, runs=True))

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from tnsim.checkpoints.given import check_chooses, given_model, is_module
+from tnsim.checkpoints.given import check_chooses, given_model
 from tnsim.compare.resident import is_known_constant
 from tnsim.engine.budget import Budget
 from tnsim.errors import ModelError, UnsupportedLayer
@@ -21,7 +21,7 @@ from tnsim.metrics.estimate import estimate_of
 from tnsim.metrics.metric import Gaussian, as_metric
 from tnsim.metrics.protocol import Metric, adds_up
 from tnsim.models.checks import check_comparable, check_numbers
-from tnsim.models.functions import Function, is_function, loaded, refused_under
+from tnsim.models.functions import Function, is_function, is_module, loaded, refused_under
 from tnsim.models.model import AnyModel, Model, terms
 from tnsim.names import Pair
 from tnsim.problems.at_points import Sums, Terms

@@ -18,7 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.checkpoints.given import is_module
 from tnsim.checkpoints.module_calls import as_precise_as
 from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.compiling import compiler_options
@@ -27,6 +26,7 @@ from tnsim.models.functions import (
     WithOutput,
     array_at,
     in_rows,
+    is_module,
     is_narrow,
     outputs_of,
     with_output,

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from tnsim.activations.activation import Activation, activation, jump_relu
 from tnsim.errors import ModelError
 from tnsim.models.arrays import Array, is_count, pytree, set_arrays, vector
-from tnsim.models.matrices import AffineMaps, affine, matrix, written_out
+from tnsim.models.matrices import AffineMaps, matrix, written_out
 from tnsim.options import checked
 
 
@@ -210,5 +210,5 @@ class Gated(AffineMaps):
 
     def hidden(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch rank"]:
         """Values of the hidden units, which D multiplies."""
-        units = self.activation(affine(x, self.gate, self.gate_bias))
-        return units if self.up is None else units * affine(x, self.up, self.up_bias)
+        units = self.activation(self._at("gate", x))
+        return units if self.up is None else units * self._at("up", x)

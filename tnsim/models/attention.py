@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from tnsim.errors import ModelError
 from tnsim.models.arrays import Array, as_array, is_count, pytree, set_arrays, vector
-from tnsim.models.matrices import AffineMaps, affine, matrix
+from tnsim.models.matrices import AffineMaps, bias_name, matrix
 from tnsim.options import checked
 from tnsim.scaled import library
 
@@ -97,7 +97,7 @@ class Attention(AffineMaps):
                 )
         _check_settings(self.mask, self.rope_base, rows // self.n_heads)
         for name, array in list(arrays.items()):
-            bias = f"{name}_bias"
+            bias = bias_name(name)
             arrays[bias] = vector(getattr(self, bias), f"Attention {bias}", array.shape[0])
         set_arrays(self, **arrays)
 
@@ -140,7 +140,7 @@ class Attention(AffineMaps):
 
         def by_head(name: str) -> Any:
             """Rows of a map with the axes (*batch, head, position, row)."""
-            rows = affine(x, getattr(self, name), getattr(self, f"{name}_bias"))
+            rows = self._at(name, x)
             # Heads come in front of positions, so that a product of matrices runs over positions.
             return rows.reshape((*rows.shape[:-1], self.n_heads, -1)).swapaxes(-3, -2)
 

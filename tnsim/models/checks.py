@@ -1,4 +1,4 @@
-"""Checks of models and numbers that every verb makes before it begins."""
+"""Checks of models and numbers that every verb makes before it begins, and drawn inputs."""
 
 from __future__ import annotations
 

@@ -25,7 +25,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import numpy as np
 from jax.core import Tracer
 from jaxtyping import Float
@@ -55,6 +54,13 @@ GRANULARITIES = ("layer", "head", "unit")
 """Values of `by`."""
 _SHOWN = 12
 """Most labels that an error message lists."""
+_LEGS = {"q1": "Q", "q2": "Q", "k1": "K", "k2": "K", "v": "V"}
+"""Classes of legs that no gauge of a layer mixes; the legs of other layers are of class `in`."""
+EMBED = -1
+"""Number of the source that is no component: the stream below all of them, and the biases of linear
+layers that it passes through. Where no skip has kept this stream, no edge leads to it."""
+_CLOSED, _OPEN = 0, 1
+"""Places of the gates of what is never read, and of what is read through no edge."""
 
 
 @dataclass(frozen=True)
@@ -257,8 +263,7 @@ def switches(parts: Sequence[Component], z: Any) -> Any:
         for label, value in z.items():
             numbers[chosen(parts, [label])] = value
         return numbers
-    # Switches may be traced, so they stay in JAX; others are checked as numbers.
-    array = z if isinstance(z, jax.Array) else as_array(z, "the switches z", 1)
+    array = as_array(z, "the switches z", 1)  # which stays in JAX where it is traced
     if array.shape != (len(parts),):
         raise ModelError(
             f"the model has {len(parts)} components and z has shape {tuple(array.shape)}; give a "
@@ -363,12 +368,12 @@ def _column_factors(own: Sequence[Component], z: Any, width: int) -> Any:
     place = np.zeros(width, int)
     for k, part in enumerate(own):
         if part.part is not None:
-            place[_part_columns(part, width)] = k + 1
+            place[_part_slice(part, width)] = k + 1
     return library(z).concatenate([np.ones(1), z])[place]
 
 
-def _part_columns(part: Component, width: int) -> slice:
-    """The rows or columns that belong to a component among `width` of them."""
+def _part_slice(part: Component, width: int) -> slice:
+    """The places of a component among `width` rows or columns."""
     # A bias alone has no columns.
     assert part.part is not None
     step = width // part.parts
@@ -388,7 +393,7 @@ def with_core(layer: Layer, core: Any) -> Any:
 
 
 def check_exchangeable(a: Any, b: Any, by: str) -> tuple[Model, Model]:
-    """Refuse models whose components do not correspond to each other, and return others.
+    """Two models whose components correspond to each other; others are refused.
 
     Raises:
         ModelError: The models differ in depth, in kinds or settings of layers, in widths of the
@@ -641,7 +646,7 @@ def _with_unit_scale(layer: Layer) -> Residual:
 def _with_rows(arrays: Sequence[Any], part: Component) -> np.ndarray:
     """The rows of the first array, those of a component from the second."""
     array, other = map(np.asarray, arrays)
-    rows = _part_columns(part, len(array))
+    rows = _part_slice(part, len(array))
     # A copy, as weights of models are shared and read-only.
     result = np.array(array, np.result_type(array, other))
     result[rows] = other[rows]
@@ -737,15 +742,6 @@ def basis_of_embedding(a: Model, b: Model) -> Float[np.ndarray, "width width"]:
             "directions of the stream, which leaves its basis open; give align=MATRIX"
         )
     return left @ right
-
-
-_LEGS = {"q1": "Q", "q2": "Q", "k1": "K", "k2": "K", "v": "V"}
-"""Classes of legs that no gauge of a layer mixes; the legs of other layers are of class `in`."""
-EMBED = -1
-"""Number of the source that is no component: the stream below all of them, and the biases of linear
-layers that it passes through. Where no skip has kept this stream, no edge leads to it."""
-_CLOSED, _OPEN = 0, 1
-"""Places of the gates of what is never read, and of what is read through no edge."""
 
 
 @dataclass(frozen=True)
@@ -862,7 +858,7 @@ def _wired_layer(
         for target in own:
             if parts[target].part is not None:
                 leg = _LEGS.get(name, "in")
-                gate[_part_columns(parts[target], len(matrix))] = _gate_numbers(
+                gate[_part_slice(parts[target], len(matrix))] = _gate_numbers(
                     place, target, leg, blocks
                 )
         # The matrix stands once for each block, with the rows of a component gated apart.
@@ -872,7 +868,7 @@ def _wired_layer(
     columns = np.zeros((blocks, weight.shape[1]))
     for target in own:
         if parts[target].part is not None:
-            columns[target + 1, _part_columns(parts[target], weight.shape[1])] = 1.0
+            columns[target + 1, _part_slice(parts[target], weight.shape[1])] = 1.0
         if parts[target].bias:
             values[bias_name(output)] = _in_block(bias, target + 1, blocks)
     if rows:

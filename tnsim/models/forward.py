@@ -52,6 +52,16 @@ from tnsim.scaled import Scaled, larger, library, not_differentiated, shifted, s
 
 Inputs: TypeAlias = Float[Array, "points *positions in"] | Int[Array, "points positions"]
 """Vectors, sequences of vectors, or sequences of token ids (which stand for one-hot vectors)."""
+ScaledLayers: TypeAlias = tuple[Scaled[Layer], ...]
+"""The layers of a model, each a layer with weights near one times a power of two."""
+State: TypeAlias = Scaled[Float[Array, "points *positions width"]]
+"""States between two layers, or outputs: an array (points, width), (points, positions, width) or a
+row for every beginning, and exponents that broadcast against it, an entry for every input; of
+outputs (points, 1) or, where outputs are told apart, (points, width)."""
+_INPUT_STEP = 16
+"""Units of inputs are powers of two to multiples of this exponent. Products of six legs that read
+small coordinates alone then stay in the range of float32; at 64 products of two legs did not."""
+_DIGITS = 16  # binary digits of the least state that count, above the end of the range of floats
 
 
 class Prefixes(NamedTuple):
@@ -150,7 +160,7 @@ def _causal_values(layer: Attention, state: Any, exponents: Any, counts: Sequenc
 
     def by_level(name: str) -> list[Any]:
         """Rows of queries, keys or values by level, with the axes (beginnings, head, row)."""
-        rows = affine(state, getattr(layer, name), getattr(layer, f"{name}_bias"))
+        rows = affine(state, getattr(layer, name), getattr(layer, bias_name(name)))
         levels = _split_levels(rows.reshape(len(rows), heads, -1), counts)
         # Values are not turned.
         if angles is None or name == "v":
@@ -188,21 +198,6 @@ def _split_levels(rows: Any, counts: Sequence[int]) -> list[Any]:
     """Rows of all levels, split into levels."""
     ends = itertools.accumulate(counts)
     return [rows[end - count : end] for end, count in zip(ends, counts, strict=True)]
-
-
-_INPUT_STEP = 16
-"""Units of inputs are powers of two to multiples of this exponent. Products of six legs that read
-small coordinates alone then stay in the range of float32; at 64 products of two legs did not."""
-
-_DIGITS = 16  # binary digits of the least state that count, above the end of the range of floats
-
-
-ScaledLayers: TypeAlias = tuple[Scaled[Layer], ...]
-"""The layers of a model, each a layer with weights near one times a power of two."""
-State: TypeAlias = Scaled[Float[Array, "points *positions width"]]
-"""States between two layers, or outputs: an array (points, width), (points, positions, width) or a
-row for every beginning, and exponents that broadcast against it, an entry for every input; of
-outputs (points, 1) or, where outputs are told apart, (points, width)."""
 
 
 def scaled_layers(model: Model, slices: bool = False, inputs: Unit | None = None) -> ScaledLayers:
@@ -425,6 +420,93 @@ def ahead(layers: Sequence[Layer]) -> Ahead:
     return Ahead(any(map(_reads_constant, linked)), layers[0].order if linked else 0)
 
 
+def embedded(layers: Sequence[Layer], inputs: Any) -> tuple[Any, int]:
+    """The state that the first layers leave behind, and the number of these layers (0 or 1).
+
+    A linear first layer over tokens is a table whose rows are looked up. If the first layer is not
+    linear, tokens become one-hot vectors.
+
+    Example:
+        >>> table = Model([Linear([[5.0, 7.0]]), Linear([[2.0]])])
+        >>> state, done = embedded(table.layers, np.array([0, 1]))
+        >>> state.ravel().tolist(), done
+        ([5.0, 7.0], 1)
+    """
+    if not is_tokens(inputs):
+        return inputs, 0
+    if isinstance(inputs, Prefixes):
+        inputs = inputs.ids
+    first = layers[0]
+    if isinstance(first, Linear) and not is_sparse(first):
+        return add(first.weight.T[inputs], first.bias), 1
+    dtype = jax.tree.leaves(layers)[0].dtype
+    return library(inputs).eye(first.d_in, dtype=dtype)[inputs], 0
+
+
+def _homogeneous_layer(layer: Layer, one: Any) -> Any:
+    """The layer over a state whose constant is `one` instead of 1, a number for every input."""
+    if isinstance(layer, Residual):
+        inner = _homogeneous_layer(layer.layer, one)
+        skip = layer.skip * one ** (layer.order - 1)
+        return replaced(layer, {"layer": inner, "skip": skip})
+    rows, output = affine_maps(layer)
+    orders = dict.fromkeys(rows, 1) | {output: layer.order}
+    biases = {}
+    for name, order in orders.items():
+        bias = getattr(layer, bias_name(name))
+        if bias is not None:
+            # One after another: a large bias keeps what the power itself would lose of it.
+            biases[bias_name(name)] = functools.reduce(operator.mul, [one] * order, bias)
+    return replaced(layer, biases)
+
+
+def _normalised_state(
+    state: State, demands: Ahead, counts: tuple[int, ...] | None, ends: bool = False
+) -> State:
+    """The same state with its largest entry near 1, for every input.
+
+    Where a later layer reads the constant `2^-e`, before the next activation, exponents stay so
+    large that the constant stays a float. The state of a beginning has no smaller exponent than the
+    states of shorter beginnings (see `rising`), as attention needs; `counts` are the beginnings at
+    each level.
+
+    Products of small coordinates alone, which large weights read, may leave the range of floats
+    before their sum is normalised. Where their digits end there, the state is NaN, which a result
+    refuses. So is a state of float32 that vanishes beside the constant, as a later layer may
+    enlarge it. With `ends` the state keeps the digits that it has down to zero, as an activation in
+    float64 does.
+    """
+    values, exponent = state
+    xp = library(values)
+    top = abs(values).max(axis=tuple(range(1, values.ndim)), keepdims=True)
+    smallest = np.finfo(values.dtype).minexp + 2.0
+    if not (demands.constant or ends):  # beside a constant a small state needs no digits
+        is_lost = (top > 0) & (top < 2.0 ** (smallest + _DIGITS))
+        values = xp.where(is_lost, xp.nan, values).astype(values.dtype)
+        top = xp.where(is_lost, 1.0, top).astype(values.dtype)
+    _, shift = split(top)
+    # A state of zeros keeps an exponent near the bottom of the range, so that nothing becomes
+    # infinite when it meets others.
+    shift = larger(shift, smallest)
+    if demands.constant:
+        # A layer multiplies up to n copies of the constant 2^-e: the product must be a float.
+        least = smallest // (demands.order + 1) - exponent
+        if values.dtype == np.float32:
+            vanishes = (top > 0) & (shift - least < smallest)
+            values = xp.where(vanishes, xp.nan, values).astype(values.dtype)
+        shift = larger(shift, least)
+    if counts is not None:
+        shift = rising(exponent + shift, counts) - exponent
+    return Scaled(values * shifted(top * 0 + 1, -shift), exponent + shift)
+
+
+def _reads_constant(layer: Layer) -> bool:
+    """Whether a layer has a bias or a skip."""
+    core = innermost(layer)
+    biases = [getattr(core, bias_name(name)) for name in map_names(core)]
+    return core is not layer or any(bias is not None for bias in biases)
+
+
 def plain_forward(model: Model, inputs: Array | Prefixes) -> Float[Array, "points *positions out"]:
     """The outputs of a model in plain floats, as from a call, for token ids as well.
 
@@ -553,8 +635,8 @@ def as_read(model: Any, inputs: Any) -> Any:
         >>> as_read(Model([Linear(np.ones((1, 12)))]), np.ones((5, 3, 2, 2))).shape
         (5, 12)
     """
-    is_array = not is_tokens(inputs) and inputs.ndim > 2
-    if is_array and model.n_ctx is None and math.prod(inputs.shape[1:]) == model.d_in:
+    has_axes = not is_tokens(inputs) and inputs.ndim > 2
+    if has_axes and model.n_ctx is None and math.prod(inputs.shape[1:]) == model.d_in:
         inputs = inputs.reshape(len(inputs), model.d_in)
     check_inputs(model, inputs)
     return inputs
@@ -637,90 +719,3 @@ def _factors_of(layer: Layer) -> list[Any]:
     """The matrices through which a layer without a skip reads its input."""
     factors, output = affine_maps(layer)
     return [getattr(layer, name) for name in factors or (output,)]
-
-
-def embedded(layers: Sequence[Layer], inputs: Any) -> tuple[Any, int]:
-    """The state that the first layers leave behind, and the number of these layers (0 or 1).
-
-    A linear first layer over tokens is a table whose rows are looked up. If the first layer is not
-    linear, tokens become one-hot vectors.
-
-    Example:
-        >>> table = Model([Linear([[5.0, 7.0]]), Linear([[2.0]])])
-        >>> state, done = embedded(table.layers, np.array([0, 1]))
-        >>> state.ravel().tolist(), done
-        ([5.0, 7.0], 1)
-    """
-    if not is_tokens(inputs):
-        return inputs, 0
-    if isinstance(inputs, Prefixes):
-        inputs = inputs.ids
-    first = layers[0]
-    if isinstance(first, Linear) and not is_sparse(first):
-        return add(first.weight.T[inputs], first.bias), 1
-    dtype = jax.tree.leaves(layers)[0].dtype
-    return library(inputs).eye(first.d_in, dtype=dtype)[inputs], 0
-
-
-def _homogeneous_layer(layer: Layer, one: Any) -> Any:
-    """The layer over a state whose constant is `one` instead of 1, a number for every input."""
-    if isinstance(layer, Residual):
-        inner = _homogeneous_layer(layer.layer, one)
-        skip = layer.skip * one ** (layer.order - 1)
-        return replaced(layer, {"layer": inner, "skip": skip})
-    rows, output = affine_maps(layer)
-    orders = dict.fromkeys(rows, 1) | {output: layer.order}
-    biases = {}
-    for name, order in orders.items():
-        bias = getattr(layer, bias_name(name))
-        if bias is not None:
-            # One after another: a large bias keeps what the power itself would lose of it.
-            biases[bias_name(name)] = functools.reduce(operator.mul, [one] * order, bias)
-    return replaced(layer, biases)
-
-
-def _normalised_state(
-    state: State, demands: Ahead, counts: tuple[int, ...] | None, ends: bool = False
-) -> State:
-    """The same state with its largest entry near 1, for every input.
-
-    Where a later layer reads the constant `2^-e`, before the next activation, exponents stay so
-    large that the constant stays a float. The state of a beginning has no smaller exponent than the
-    states of shorter beginnings (see `rising`), as attention needs; `counts` are the beginnings at
-    each level.
-
-    Products of small coordinates alone, which large weights read, may leave the range of floats
-    before their sum is normalised. Where their digits end there, the state is NaN, which a result
-    refuses. So is a state of float32 that vanishes beside the constant, as a later layer may
-    enlarge it. With `ends` the state keeps the digits that it has down to zero, as an activation in
-    float64 does.
-    """
-    values, exponent = state
-    xp = library(values)
-    top = abs(values).max(axis=tuple(range(1, values.ndim)), keepdims=True)
-    smallest = np.finfo(values.dtype).minexp + 2.0
-    if not (demands.constant or ends):  # beside a constant a small state needs no digits
-        is_lost = (top > 0) & (top < 2.0 ** (smallest + _DIGITS))
-        values = xp.where(is_lost, xp.nan, values).astype(values.dtype)
-        top = xp.where(is_lost, 1.0, top).astype(values.dtype)
-    _, shift = split(top)
-    # A state of zeros keeps an exponent near the bottom of the range, so that nothing becomes
-    # infinite when it meets others.
-    shift = larger(shift, smallest)
-    if demands.constant:
-        # A layer multiplies up to n copies of the constant 2^-e: the product must be a float.
-        least = smallest // (demands.order + 1) - exponent
-        if values.dtype == np.float32:
-            vanishes = (top > 0) & (shift - least < smallest)
-            values = xp.where(vanishes, xp.nan, values).astype(values.dtype)
-        shift = larger(shift, least)
-    if counts is not None:
-        shift = rising(exponent + shift, counts) - exponent
-    return Scaled(values * shifted(top * 0 + 1, -shift), exponent + shift)
-
-
-def _reads_constant(layer: Layer) -> bool:
-    """Whether a layer has a bias or a skip."""
-    core = innermost(layer)
-    biases = [getattr(core, bias_name(name)) for name in map_names(core)]
-    return core is not layer or any(bias is not None for bias in biases)

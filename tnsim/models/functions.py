@@ -21,6 +21,12 @@ Function: TypeAlias = Callable[[Any], Any]
 """A map from a batch of inputs to outputs (points, out) or (points, positions, out)."""
 ALONE = 2
 """Inputs that run once more, apart from their batch, to tell whether outputs depend on it."""
+MAIN_OUTPUTS = ("logits", "last_hidden_state")
+"""Names of the outputs of Hugging Face models that count where a model gives several."""
+INPUTS = ("input_ids", "pixel_values", "inputs_embeds", "inputs", "x")
+"""Names of the inputs in batches of Hugging Face and of others, of which the first counts."""
+_MOVING_IN_TRAINING = ("BatchNorm", "SpectralNorm")
+"""Parts of the names of classes that read or move a state of their own in training mode."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,6 +133,16 @@ def is_function(model: Any) -> bool:
     return callable(model) and not isinstance(model, (type, AnyModel))
 
 
+def is_module(given: Any) -> bool:
+    """Whether a value is a PyTorch module; PyTorch itself is not imported.
+
+    Example:
+        >>> is_module(abs)
+        False
+    """
+    return is_function(given) and hasattr(given, "named_parameters")
+
+
 def refused_under(metric: Any) -> ModelError:
     """The error for plain functions under a metric that compares weights.
 
@@ -166,20 +182,22 @@ def outputs_of(function: Function, inputs: Any, apart: bool = True) -> np.ndarra
         TnsimError: The outputs are not finite.
     """
     outputs = _host_outputs(function, inputs)
-    # The size of a batch is ours to choose, so nothing may depend on it.
+    # Batches are as large as memory allows, so nothing may depend on their size.
     if apart and len(inputs) > ALONE:
         check_rows_alone(function, _host_outputs(function, inputs[-ALONE:]), outputs[-ALONE:])
     return outputs
 
 
 def _host_outputs(function: Function, inputs: Any) -> np.ndarray:
-    # Outputs are compared in NumPy, wherever the function computed them.
+    """The outputs on a batch in NumPy, wherever the function computed them."""
     outputs = host_array(detached(array_at(function, inputs)))
-    outputs = in_rows(outputs, len(inputs))
-    if not (isinstance(function, Deferred) or hasattr(function, "named_parameters")):
-        outputs = outputs.copy()  # the next call of the function may write into its buffer
+    # A copy, as the next call of a function or of a module may write into a buffer of its own.
+    outputs = in_rows(outputs, len(inputs)).copy()
     if not np.isfinite(outputs).all():
-        raise TnsimError("a function gives outputs that are NaN or infinite")
+        raise TnsimError(
+            "a function gives outputs that are NaN or infinite: give inputs on which it has "
+            "numbers, or weights that are smaller, or have not diverged"
+        )
     return outputs
 
 
@@ -195,7 +213,7 @@ def is_narrow(function: Function, outputs: Any) -> bool:
         True
     """
     module = loaded(function.function if isinstance(function, WithOutput) else function)
-    kept = module.parameters() if hasattr(module, "named_parameters") else ()
+    kept = module.parameters() if is_module(module) else ()
     floats = [one.dtype.itemsize for one in kept if one.is_floating_point()]
     return min(floats, default=outputs.dtype.itemsize) <= 2
 
@@ -258,7 +276,7 @@ def array_at(function: Function, inputs: Any, gradients: bool = False) -> Any:
     output = None
     if isinstance(function, WithOutput):
         function, output = function.function, function.output
-    if hasattr(function, "named_parameters"):
+    if is_module(function):
         run = run_with_gradients if gradients else run_module
         return array_of(run(function, inputs), output)
     return array_of(_called(function, inputs, gradients), output)
@@ -322,10 +340,6 @@ def in_rows(outputs: Any, count: int) -> Any:
         )
     # Every pixel of a feature map is an output.
     return outputs.reshape(len(outputs), -1) if outputs.ndim > 3 else outputs
-
-
-MAIN_OUTPUTS = ("logits", "last_hidden_state")
-"""Names of the outputs of Hugging Face models that count where a model gives several."""
 
 
 def array_of(outputs: Any, output: str | int | None = None) -> Any:
@@ -401,10 +415,6 @@ def _chosen_output(outputs: Any, fields: dict[str, Any], output: str | int) -> A
             "any callable may choose an array inside"
         )
     return several[output]
-
-
-INPUTS = ("input_ids", "pixel_values", "inputs_embeds", "inputs", "x")
-"""Names of the inputs in batches of Hugging Face and of others, of which the first counts."""
 
 
 def input_rows(inputs: Any) -> Any:
@@ -587,7 +597,6 @@ def run_with_gradients(module: Any, inputs: Any) -> Any:
         >>> run_with_gradients(torch.nn.Linear(2, 1), np.zeros((1, 2))).requires_grad
         True
     """
-
     for name, child in module.named_modules():
         if child.training and is_random_in_training(child):
             raise ModelError(
@@ -645,10 +654,6 @@ def check_one_input(module: Any, error: Exception | None = None) -> None:
         ) from error
 
 
-_MOVING_IN_TRAINING = ("BatchNorm", "SpectralNorm")
-"""Parts of the names of classes that read or move a state of their own in training mode."""
-
-
 def is_random_in_training(module: Any) -> bool:
     """Whether a module in training mode drops units, takes statistics from the batch, or moves.
 
@@ -664,9 +669,9 @@ def is_random_in_training(module: Any) -> bool:
         >>> is_random_in_training(torch.nn.Dropout(0.0))
         False
     """
-    # Dropout keeps its chance in `p`, attention in `dropout`.
+    # Dropout keeps its chance in `p`, attention in `dropout`; above 1 the number is a power.
     chances = (getattr(module, "p", None), getattr(module, "dropout", None))
-    drops = any(isinstance(chance, float) and chance > 0 for chance in chances)
+    drops = any(isinstance(chance, float) and 0 < chance <= 1 for chance in chances)
     # Batch norms of every dimension share a base class, and so do those of users. Spectral norms
     # are parametrisations, or in their older form hooks.
     kinds = *type(module).__mro__, *map(type, getattr(module, "_forward_pre_hooks", {}).values())

@@ -262,7 +262,8 @@ class Combination(_Vector):
         weighted: Pairs (coefficient, model).
 
     Raises:
-        ModelError: The models have different inputs or outputs.
+        ModelError: There is no pair, a coefficient is no number, or the models have different
+            inputs or outputs.
 
     Example:
         >>> import numpy as np
@@ -291,10 +292,13 @@ class Combination(_Vector):
                     "a Combination is made of pairs (coefficient, tnsim.Model), found "
                     f"{shown(entry)}"
                 )
+        if not weighted:
+            raise ModelError("a Combination needs a pair (coefficient, model), found none")
+        coefficients = tuple(scalar(c, "a coefficient of a model") for c, _ in weighted)
+        models = tuple(model for _, model in weighted)
         # The first model stands for all: being comparable is transitive.
-        for _, model in weighted[1:]:
-            check_comparable(weighted[0][1], model)
-        coefficients, models = (tuple(pair[n] for pair in weighted) for n in (0, 1))
+        for model in models[1:]:
+            check_comparable(models[0], model)
         set_arrays(self, coefficients=coefficients, models=models)
 
     @property
@@ -468,6 +472,4 @@ def _combined_terms(a: Any, b: Any, sign: float) -> Combination:
 
 
 register_pytree(Model, ("layers",), ("n_ctx",))
-
-
 register_pytree(Combination, ("coefficients", "models"))

@@ -9,7 +9,7 @@ from jaxtyping import Float
 
 from tnsim.models.arrays import requires_grad
 from tnsim.models.layers import Linear
-from tnsim.models.model import Combination, Model, with_dense_matrices
+from tnsim.models.model import Combination, Model
 
 
 def constant(d_in: int, values: Float[np.ndarray, " out"], n_ctx: int | None) -> Model:
@@ -47,7 +47,6 @@ def less(given: Model | Combination, values: Float[np.ndarray, " out"]) -> Model
         return given - constant(given.d_in, values, given.n_ctx)
     last: Any = given.layers[-1]
     if isinstance(last, Linear) and not requires_grad(last.bias):
-        last = with_dense_matrices(last)
         bias = -values if last.bias is None else np.asarray(last.bias, np.float64) - values
         layers = (*given.layers[:-1], Linear(last.weight, bias))
     else:

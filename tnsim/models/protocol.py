@@ -1,4 +1,4 @@
-"""Protocols of layers: layers of tnsim, and polynomial layers from outside."""
+"""Protocols of layers: layers of tnsim, and layers from outside."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tnsim.models.arrays import Array
 
 
 class Layer(Protocol):
-    """A layer of a model: a polynomial map of a single order, up to biases and skips.
+    """A layer of a model: a polynomial of a single order, up to biases and skips, or an activation.
 
     A layer is an immutable pytree whose leaves are the weights. The algebra knows `Linear`,
-    `Bilinear`, `Multilinear`, `Attention` and `Residual`; a layer from outside says which of these
-    computes the same (see `OwnLayer`).
+    `Bilinear`, `Multilinear`, `Attention`, `Elementwise`, `Gated` and `Residual`; a layer from
+    outside says which of these computes the same (see `OwnLayer`).
 
     Example:
         >>> import tnsim
@@ -28,7 +28,7 @@ class Layer(Protocol):
 
     @property
     def order(self) -> int:
-        """Degree of the polynomial, which is the number of input legs of the layer's tensor."""
+        """Degree of the polynomial, the number of input legs of its tensor; infinite of others."""
         ...
 
     @property
@@ -55,7 +55,7 @@ class Layer(Protocol):
 
 @runtime_checkable
 class OwnLayer(Protocol):
-    """A polynomial layer from outside, with a method that names an equal layer of tnsim.
+    """A layer from outside, with a method that names an equal layer of tnsim.
 
     `Model` and `Residual` call `as_layer` once, compare the two forward passes, and hold the layer
     of tnsim.

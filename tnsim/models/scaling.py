@@ -58,7 +58,7 @@ _STEP = 8
 """Units are powers of 2^8: a layer has its largest entry in [2^-7, 2), a row within 2^8 of it."""
 # The exponent of the unit 1: a scalar, as JAX remembers an array of NumPy with the dtype of the
 # first trace that captured the array, and would give float32 to a later trace in float64.
-_ONE: Any = np.float64(0)
+_UNIT_1: Any = np.float64(0)
 _OF_SCORES = ("q1", "k1", "q2", "k2")
 
 Unit: TypeAlias = Float[Array, ""] | Float[Array, " rows"]
@@ -91,7 +91,7 @@ class StateSizes(Protocol):
 
 
 def scaled(
-    model: Model, slices: bool = False, states: StateSizes | None = None, below: Any = _ONE
+    model: Model, slices: bool = False, states: StateSizes | None = None, below: Any = _UNIT_1
 ) -> Scaled[Model]:
     """A model with weights or states near 1, and the power of two that its output lacks.
 
@@ -120,7 +120,7 @@ def scaled(
 
 
 def scaled_with_shifts(
-    model: Model, slices: bool = False, states: StateSizes | None = None, below: Any = _ONE
+    model: Model, slices: bool = False, states: StateSizes | None = None, below: Any = _UNIT_1
 ) -> tuple[Scaled[Model], Model]:
     """A model scaled as by `scaled`, and the exponents by which its arrays were shifted.
 
@@ -155,8 +155,8 @@ def _scaled_model(
     """Scale a model as `scaled_with_shifts` does, with all arrays from the same library."""
     layers: list[Layer] = []
     shifts: list[Layer] = []
-    unit = _one_if_equal(below)
-    beyond: Unit = _ONE
+    unit = _single_if_equal(below)
+    beyond: Unit = _UNIT_1
     for n, layer in enumerate(model.layers):
         # A stream is added to the output of the layer inside its residual, and its skip is a single
         # number: the bonds at both ends of a residual therefore have one unit for all coordinates.
@@ -217,7 +217,7 @@ def _shifted_layer(layer: Layer, shifts: Layer) -> Layer:
 
 def _shifts(layer: Layer, values: dict[str, Any]) -> Layer:
     """A layer of exponents: the given exponents, and 0 for all other arrays."""
-    return replaced(jax.tree.map(lambda _: _ONE, layer), values)
+    return replaced(jax.tree.map(lambda _: _UNIT_1, layer), values)
 
 
 def _measured_shifts(
@@ -244,11 +244,11 @@ def _measured_shifts(
         # took states of size 1 beyond the range of float32 from five layers on.
         skip = exponents_of(layer.skip) - 1
         step = larger(step, _STEP * library(step).ceil(skip / _STEP))
-    unit, reached = _one_if_equal(unit + step), reached.in_units(step)
+    unit, reached = _single_if_equal(unit + step), reached.in_units(step)
     if isinstance(layer, Residual):  # all its outputs share a unit
         return _shifts(layer, {"skip": -step, "scale": -step}), unit, reached
     _, output = affine_maps(layer)
-    return _shifts(layer, _shifts_between(layer, output, _ONE, step)), unit, reached
+    return _shifts(layer, _shifts_between(layer, output, _UNIT_1, step)), unit, reached
 
 
 def _layer_shifts(
@@ -276,7 +276,7 @@ def _layer_shifts(
             by_head = legs[name].reshape(layer.n_heads, layer.d_head)
             legs[name] = by_head.max(axis=1).repeat(layer.d_head)
     if isinstance(layer, Gated):
-        legs["gate"] = _ONE  # an activation reads numbers in the unit 1
+        legs["gate"] = _UNIT_1  # an activation reads numbers in the unit 1
     # The output matrix of a linear layer reads the state itself.
     hidden = _hidden_units(layer, legs) if rows else below
     above = _of_outputs(_row_units(layer, output, hidden), shared)
@@ -330,10 +330,10 @@ def _with_units_of_zeros(
 def _hidden_units(layer: Layer, legs: dict[str, Unit]) -> Unit:
     """Units of the products that the output matrix reads: of a head, a value times both scores."""
     if not isinstance(layer, Attention):
-        return _one_if_equal(_total_unit(legs.values()))
+        return _single_if_equal(_total_unit(legs.values()))
     # Rows of a head share a unit, so every d_head-th entry names it once per head.
     scores = _total_unit(legs[name][:: layer.d_head] for name in _OF_SCORES)
-    return _one_if_equal(legs["v"] + scores.repeat(layer.d_value))
+    return _single_if_equal(legs["v"] + scores.repeat(layer.d_value))
 
 
 def _leg_units(layer: Layer, name: str, below: Unit, states: StateSizes | None) -> Unit:
@@ -425,7 +425,7 @@ def _of_outputs(unit: Unit, shared: bool) -> Unit:
     largest = _largest(unit)
     if shared:
         return largest
-    return _one_if_equal(library(unit).where(unit == -np.inf, largest, unit))
+    return _single_if_equal(library(unit).where(unit == -np.inf, largest, unit))
 
 
 def _largest(exponents: Any) -> Any:
@@ -434,7 +434,7 @@ def _largest(exponents: Any) -> Any:
     return library(exponents).where(largest == -np.inf, 0.0, largest)
 
 
-def _one_if_equal(unit: Unit) -> Unit:
+def _single_if_equal(unit: Unit) -> Unit:
     """A single exponent where all coordinates agree, which is faster; traced units stay."""
     if library(unit) is np and unit.ndim and (unit == unit[0]).all():
         return unit[0]

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 import torch
 
-from tnsim.checkpoints.given import given_model
+from tnsim.checkpoints.given import given_model, length_and_width
 from tnsim.compare import similarity as without_gradients
 from tnsim.compare.by_points import AtPoints, points_of
 from tnsim.compare.centred import mean_of, without
@@ -149,8 +149,8 @@ def compared(a: Any, b: Any, n_ctx: int | None, request: Request) -> torch.Tenso
     # Autograd sees only tensors that are arguments of their own.
     tensors = tuple(moving.values())
     value = float(precision.clipped(cosines, dtype))
-    number = torch.tensor(value, dtype=torch.float64, device=tensors[0].device)
-    number: Any = WithPullback.apply(number, pullback, *tensors)
+    plain = torch.tensor(value, dtype=torch.float64, device=tensors[0].device)
+    number: Any = WithPullback.apply(plain, pullback, *tensors)
     warn_of_caveats(caveats(a, b))
     return number
 
@@ -171,8 +171,8 @@ def _arithmetic(models: Two, dtype: str) -> precision.Arithmetic:
 def _model(model: Any, metric: Metric, n_ctx: int | None, shape: tuple[int, ...]) -> Any:
     """The model of a module's tensors, else the model that `tnsim.similarity` would compare."""
     if isinstance(model, torch.nn.Module):
-        n_ctx = shape[0] if n_ctx is None and len(shape) > 1 else n_ctx
-        return model_of(model, None, n_ctx, None, shape[-1] if shape else None)
+        n_ctx, width = length_and_width(n_ctx, shape)
+        return model_of(model, None, n_ctx, None, width)
     if is_function(model):
         raise refused_under(metric)
     model = with_dense_matrices(given_model(model, n_ctx))

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from tnsim.analysis import figures, matrices
-from tnsim.checkpoints.given import given_model, is_module
+from tnsim.checkpoints.given import given_model
 from tnsim.checkpoints.module_calls import copy_of, diverged
 from tnsim.compare.centred import without_mean
 from tnsim.compare.request import estimated, may_estimate
@@ -36,6 +36,7 @@ from tnsim.metrics.metric import Gaussian, as_metric
 from tnsim.metrics.protocol import Metric
 from tnsim.models.arrays import is_count
 from tnsim.models.checks import check_length
+from tnsim.models.functions import is_module
 from tnsim.options import checked
 
 if TYPE_CHECKING:
@@ -292,7 +293,7 @@ def _frozen(module: Any) -> Any:
     """A copy of a module as it is now, which later steps of training leave alone."""
     # A module is copied whole, with dropout off and without gradients, and the module in training
     # stays in its mode.
-    if hasattr(module, "named_parameters"):
+    if is_module(module):
         frozen = copy_of(module).eval()
         for parameter in frozen.parameters():
             # The weights of a copied program of TorchScript are computed from those of the first.

@@ -219,7 +219,8 @@ def _of_function(function: Any, mean: Mean | None) -> Run:
         if not isinstance(given, torch.Tensor):
             given = torch.from_numpy(np.array(host_array(given)))
         host_array(given.detach()[:1])  # refuses what has no numbers, as inside torch.func
-        outputs = in_rows(given, len(batch.inputs)).double()
+        # A copy, as the next call may write into a buffer of the function.
+        outputs = in_rows(given, len(batch.inputs)).to(torch.float64, copy=True)
         if not torch.isfinite(outputs).all():
             finite = torch.isfinite(outputs).flatten(1).all(1)
             raise TnsimError(
