@@ -197,20 +197,15 @@ class OwnParts:
         return self._part_model([both, Bilinear(first.T, second.T, np.eye(count))], said)
 
     def _direct_path(self) -> Model:
-        """Linear layers in a row, nonlinear ones replaced by their skips."""
+        """Linear layers in a row, with the skips of nonlinear ones between them."""
         layers: list[Layer] = []
-        factor = 1.0
         for layer in self.model.layers:
             if isinstance(innermost(layer), Linear):
                 layers.append(layer)
-            else:
-                # Nonlinear layers pass their input on, times the skip.
-                factor = factor * residual_rule(layer)[0]
-        first = layers[0] if layers else Linear(np.eye(self.model.d_in))
-        rest = layers[1:]
-        if factor != 1.0:
-            return self._part_model([first, Linear(factor * np.eye(first.d_out)), *rest], "logits")
-        return self._part_model([first, *rest], "outputs of the linear layers alone")
+            elif (skip := residual_rule(layer)[0]) != 1.0:
+                layers.append(Linear(skip * np.eye(layer.d_in)))
+        layers = layers or [Linear(np.eye(self.model.d_in))]
+        return self._part_model(layers, "outputs of the linear layers alone")
 
     def _part_model(self, layers: list[Any], gives: str) -> Model:
         caveats = self.model.origin.caveats if self.model.origin else ()
