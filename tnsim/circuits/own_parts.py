@@ -178,6 +178,11 @@ class OwnParts:
         return Circuits(names, np.stack(left), np.stack(right), turns)
 
     def _qk(self, core: Attention, h: int, view: View) -> Model:
+        if view.centred:
+            raise UnsupportedLayer(
+                "no softmax follows the scores of bilinear attention, so that their mean over keys "
+                "counts: leave centred out"
+            )
         said = "products of two scores, before the mask"
         turns = key_turns(core.frequencies, core.d_head, view.distances)
         if turns is None:
