@@ -25,6 +25,7 @@ from tnsim.localise.differences import Batch
 from tnsim.localise.exchanges import Split, Unchanged
 from tnsim.localise.grams import NEAR, Setting, check_bilinear
 from tnsim.localise.slopes import (
+    MOST_NODES,
     Nodes,
     SwitchedModels,
     exact_nodes,
@@ -306,7 +307,7 @@ def _of_similarity(
         missed = abs(slopes.sum(axis=0).sum() - total)
         if missed <= close * total:
             return slopes
-        if 2 * count > 512:
+        if 2 * count > MOST_NODES:
             raise ResultError(
                 f"the similarity changes too steeply between the models: {count} nodes miss "
                 f"{missed:.1g} of {total:.3g}; use of='distance', which is exact"

@@ -542,8 +542,8 @@ class WeightsExchanged(NamedTuple):
             return Split(slopes, share, total)
         doubt = (
             f"shares, which sum to {share.sum():.4g}, are known to {error:.1g} only, as the path "
-            "of weights between the networks is too rough for 129 nodes: split the change at a "
-            "checkpoint in between"
+            f"of weights between the networks is too rough for {_MOST_STEPS + 1} nodes: split the "
+            "change at a checkpoint in between"
         )
         return Split(slopes, share, total, doubts=(doubt,))
 

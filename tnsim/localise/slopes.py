@@ -52,8 +52,6 @@ MOST_NODES = 512
 _IN_CACHE = 2**23
 """Bytes of the states of a block of points at the nodes that run together. Elementwise steps of a
 larger block wait for memory."""
-
-
 _MOST_MODELS = 64
 """Most models of all sums of which parts are made; gradients take as long for all components as for
 one."""
@@ -120,8 +118,9 @@ def nodes(count: int) -> Nodes:
     if count > MOST_NODES:
         raise TooLarge(
             f"an exact integral over all switches takes {count:,} gradients here, more than "
-            f"{MOST_NODES:,}, as its degree grows exponentially with depth; use fewer components "
-            "(within=[...])"
+            f"{MOST_NODES:,}, as its degree grows exponentially with depth; give models of fewer "
+            "layers. A change of modules is also split by weights: by='module' on "
+            "tnsim.Empirical(inputs)"
         )
     # From [-1, 1] to [0, 1].
     x, w = np.polynomial.legendre.leggauss(count)
