@@ -35,6 +35,7 @@ class ContractedRun(RouteOfRun):
 
     name = Contractions.name
     way = Contracted()
+    of_pair = Contractions
 
     @property
     def search(self) -> float:
@@ -46,7 +47,7 @@ class ContractedRun(RouteOfRun):
         for bra, ket, wanted in plans:
             pair = examples[bra], examples[ket]
             question = Question(pair, setting.units.metric, wanted, setting.slices, setting.dtype)
-            seconds += Contractions(question).search
+            seconds += self.of_pair(question).search
         return seconds
 
     def estimate(self, limit: float = math.inf) -> Estimate:

@@ -16,8 +16,6 @@ from tnsim.all_pairs.run_plan import RouteOfRun, Sizes
 from tnsim.all_pairs.ways import ByPairs, Combined, Job, Numbers, PairBlock
 from tnsim.compare.by_kernels import STARTING, Kernels, prepared_under
 from tnsim.compare.estimates import Estimate
-from tnsim.compare.request import CROSS, Question
-from tnsim.engine.budget import Budget
 from tnsim.engine.runtime import execution
 from tnsim.problems.kernel_models import PreparedModel, mean_part, on_host, product_of
 from tnsim.problems.kernels import KERNEL_DTYPE
@@ -66,11 +64,12 @@ class KernelRun(RouteOfRun):
 
     name = Kernels.name
     way = OverUnits()
+    of_pair = Kernels
 
     def estimate(self, limit: float = math.inf) -> Estimate:
         """See `compare.routes.Weighed`."""
         run = Sizes.of(self.models, self.setting)
-        several = [route.estimate() for route in self._norms()]
+        several = [self.alone(model).estimate() for model in self.models.examples.values()]
         largest = max(several, key=lambda planned: planned.multiplications)
         one_pair = run.terms**2 * largest.multiplications
         tile = run.tile(one_pair, 4 * max(1, run.weights))
@@ -84,14 +83,3 @@ class KernelRun(RouteOfRun):
             seconds=STARTING + run.pairs * run.terms**2 * (largest.seconds - STARTING),
             programs=programs,
         )
-
-    def check(self, estimate: Estimate, budget: Budget) -> None:
-        """See `compare.routes.Weighed`. A model with itself is to be within the budget."""
-        for route in self._norms():
-            route.check(route.estimate(), budget)
-
-    def _norms(self) -> list[Kernels]:
-        """The routes of the norms of a model of each sequence of layer kinds."""
-        metric, dtype = self.setting.metric, self.setting.dtype
-        several = self.models.examples.values()
-        return [Kernels(Question((x, x), metric, CROSS, False, dtype)) for x in several]

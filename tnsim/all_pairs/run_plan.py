@@ -18,14 +18,15 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self, TypeAlias
 
 from tnsim.all_pairs.sources import Entry
 from tnsim.all_pairs.ways import PairSetting, Way
 from tnsim.compare.by_points import Rows
 from tnsim.compare.estimates import Estimate, Tiles
-from tnsim.compare.request import is_exact
+from tnsim.compare.request import CROSS, Question, is_exact
+from tnsim.compare.routes import Weighed
 from tnsim.engine.budget import Budget
 from tnsim.engine.ir.dtypes import ITEM_BYTES
 from tnsim.engine.runtime.devices import backend, check_addresses
@@ -194,11 +195,13 @@ class RouteOfRun(ABC):
         name: Name of the route.
         way: How tasks compute along the route.
         search: Expected seconds until an estimate is there.
+        of_pair: The same route for the inner products of two models.
     """
 
     name: str
     way: Way
     search: float = 0.0
+    of_pair: Callable[[Question], Weighed]
 
     def __init__(self, models: Models, setting: PairSetting) -> None:
         self.models, self.setting = models, setting
@@ -207,9 +210,16 @@ class RouteOfRun(ABC):
     def estimate(self, limit: float = math.inf) -> Estimate:
         """See `compare.routes.Weighed`."""
 
-    @abstractmethod
+    def alone(self, model: Model) -> Weighed:
+        """The route for a model with itself."""
+        setting = self.setting
+        question = Question((model,), setting.metric, CROSS, setting.slices, setting.dtype)
+        return self.of_pair(question)
+
     def check(self, estimate: Estimate, budget: Budget) -> None:
-        """See `compare.routes.Weighed`."""
+        """See `compare.routes.Weighed`. A model with itself is to be within the budget."""
+        for route in map(self.alone, self.models.examples.values()):
+            route.check(route.estimate(), budget)
 
     def priced(
         self,
