@@ -18,7 +18,6 @@ from tnsim.compare.by_kernels import STARTING, Kernels, prepared_under
 from tnsim.compare.estimates import Estimate
 from tnsim.engine.runtime import execution
 from tnsim.problems.kernel_models import PreparedModel, mean_part, on_host, product_of
-from tnsim.problems.kernels import KERNEL_DTYPE
 from tnsim.scaled import ScaledSum, stacked
 
 
@@ -28,7 +27,7 @@ class OverUnits(ByPairs):
     def prepared(self, job: Job, of: Combined, section: None) -> PairBlock:
         """See `Blocks.prepared`."""
         with execution.precision():
-            made = [prepared_under(x, job.setting.metric, KERNEL_DTYPE) for x in of.models]
+            made = [prepared_under(x, job.setting.metric) for x in of.models]
         exponents = np.array([model.exponent for model in made])
         return PairBlock(tuple(made), of.digests, exponents, of.terms, np.ones(len(made)))
 

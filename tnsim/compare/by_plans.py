@@ -205,11 +205,6 @@ class PlannedPair(NamedTuple):
         """The plan within the budget of a request, the same object at every call."""
         return affordable(self.family, self.wanted, request.slices, request.dtype, request.budget)
 
-    @property
-    def count_of_runs(self) -> int:
-        """Number of runs of the plan, one at every moment node."""
-        return 1 if self.family.nodes is None else len(self.family.nodes.points)
-
     def inputs(self, plan: Plan, metric: Metric, d_in: int) -> list[dict[str, Any]]:
         """The arrays of the inputs by name, at every moment node; once where there are no nodes."""
         nodes = self.family.nodes

@@ -390,8 +390,8 @@ def _answer_of_plans(
         runs = iter(zip(mantissas, exponents, strict=True))
         results = []
         for pair in pairs:
-            weights = pair.plan(request).scale_weights
-            results.append([Result(*next(runs), weights) for _ in range(pair.count_of_runs)])
+            plan = pair.plan(request)
+            results.append([Result(*next(runs), plan.scale_weights) for _ in range(plan.runs)])
         products = products_of(a, b, places, pairs, results, written, request, traced=True)
         return beside_number(form.answer(products, (a, b), request))
 
