@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
     import xarray as xr
 
+Moments: TypeAlias = tuple[np.ndarray | None, np.ndarray | None]
+"""Matrices between left maps and between right maps of two models, None for the identity."""
 _KINDS = ("qk", "ov")
 _AT_ONCE = 2**25  # entries of the products of a block of heads of one side with all of the other
 
@@ -257,10 +259,6 @@ def _check_sides(a: _Side, b: _Side, through: str | None) -> None:
             "scores of one model depend on distance and scores of the other do not: give one "
             f"distance, found {max(distances)}"
         )
-
-
-Moments: TypeAlias = tuple[np.ndarray | None, np.ndarray | None]
-"""Matrices between left maps and between right maps of two models, None for the identity."""
 
 
 def _moments(a: _Side, b: _Side) -> Moments:
