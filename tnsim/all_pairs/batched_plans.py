@@ -188,8 +188,6 @@ def contracted(
     for stack_of_model, axes in stacks:
         own |= {key: aligned(np.asarray(x), axes) for key, x in stack_of_model.exponents.items()}
     names = crossing.plan.shapes
-    # The plan runs once for each second moment of the constant, and the results are summed with
-    # weights.
     for t, weight in runs:
         known = family.inputs(names, setting.units.metric, d_in, t)
         leaves = arrays | {name: np.asarray(x, setting.dtype) for name, x in known.items()}
@@ -198,7 +196,6 @@ def contracted(
             result = execution.run(crossing.plan, read, setting.tier, over)
         mantissa = np.asarray(result.values[pair.group], np.float64)
         if setting.slices and family.lifted:
-            # The lift carries the constant through all layers, in front of the outputs.
             mantissa = mantissa[..., 1:]  # output 0 of a lifted model is the constant
         total = own | _of_whole(result, crossing)
         exponents = {key: np.asarray(x, np.float64) for key, x in total.items()}

@@ -151,7 +151,7 @@ class Sizes(NamedTuple):
             model_bytes: Bytes of a single model.
             share: Share of the memory for the models of a tile.
         """
-        # They are never measured: equal runs have equal tiles, and so equal bits.
+        # Work is counted and never timed: equal runs have equal tiles, and so equal bits.
         most_work = _TILE_WORK if backend() == "cpu" else _ACCELERATED * _TILE_WORK
         # A tile of n models a side has n^2 pairs, so limits on pairs are limits on n^2.
         by_work = math.isqrt(max(1, most_work // work))

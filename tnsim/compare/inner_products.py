@@ -36,7 +36,7 @@ def inner_products(a: Comparable, b: Comparable, request: Request) -> InnerProdu
         request: Question asked of them.
 
     Returns:
-        The products, with the plan and the sums of forward passes where these ran.
+        The products, with the sums of forward passes where these ran.
 
     Raises:
         ModelError: The models cannot be compared.

@@ -400,10 +400,7 @@ def logarithm(products: InnerProducts, models: Two, request: Request) -> SignedL
 
 
 def _report_rounding(products: InnerProducts, models: Two, request: Request) -> None:
-    """Warn of, or refuse, the rounding error of an inner product, relative to the two norms.
-
-    Warnings point four frames up: past this function, its caller here and the verb.
-    """
+    """Warn of, or refuse, the rounding error of an inner product, relative to the two norms."""
     values = products.values
     product = values["AB"]
     precision.check_finite([product.mantissa], request.metric.name, products.dtype)
