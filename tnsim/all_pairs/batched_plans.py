@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from tnsim.all_pairs.ways import ByPairs, Combined, Job, Numbers, PairBlock, PairSetting
+from tnsim.all_pairs.ways import ByPairs, Combined, IndexPair, Job, PairBlock, PairSetting
 from tnsim.compare.by_plans import mean_in_units
 from tnsim.compare.planned import affordable
 from tnsim.compare.request import CROSS, SELF
@@ -319,10 +319,10 @@ class Contracted(ByPairs):
         return mean_in_units(model, job.setting.units.metric, job.setting.budget)
 
     def paired(
-        self, job: Job, models: Sequence[Model], pairs: Sequence[Numbers]
-    ) -> dict[Numbers, ScaledSum]:
+        self, job: Job, models: Sequence[Model], pairs: Sequence[IndexPair]
+    ) -> dict[IndexPair, ScaledSum]:
         """See `ByPairs.paired`."""
-        groups: dict[Any, list[Numbers]] = {}
+        groups: dict[Any, list[IndexPair]] = {}
         for low, high in pairs:
             alike = low == high, kinds(models[low]), kinds(models[high])
             groups.setdefault(alike, []).append((low, high))

@@ -21,7 +21,7 @@ from tnsim.all_pairs.ways import Job, NormBlock, PairSetting, Tile, Way
 from tnsim.compare.by_points import AtPoints, are_inputs, route_name
 from tnsim.compare.estimates import Estimate
 from tnsim.compare.numbers import cosine_error
-from tnsim.compare.request import parts
+from tnsim.compare.request import summands
 from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.points import Points
 from tnsim.models.differences import by_differences
@@ -205,6 +205,6 @@ def _terms(entry: Entry, known: dict[str, Part], dtype: str) -> list[tuple[Any, 
     if not is_function(model):
         model = by_differences(model, dtype)
     terms = []
-    for (digest, _), (coefficient, part) in zip(entry.bases, parts(model), strict=True):
+    for (digest, _), (coefficient, part) in zip(entry.bases, summands(model), strict=True):
         terms.append((coefficient, known.setdefault(digest, part)))
     return terms

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tnsim.all_pairs.run_plan import RouteOfRun, Sizes
-from tnsim.all_pairs.ways import ByPairs, Combined, Job, Numbers, PairBlock
+from tnsim.all_pairs.ways import ByPairs, Combined, IndexPair, Job, PairBlock
 from tnsim.compare.by_kernels import STARTING, Kernels, prepared_under
 from tnsim.compare.estimates import Estimate
 from tnsim.engine.runtime import execution
@@ -36,8 +36,8 @@ class OverUnits(ByPairs):
         return mean_part(model)
 
     def paired(
-        self, job: Job, models: Sequence[PreparedModel], pairs: Sequence[Numbers]
-    ) -> dict[Numbers, ScaledSum]:
+        self, job: Job, models: Sequence[PreparedModel], pairs: Sequence[IndexPair]
+    ) -> dict[IndexPair, ScaledSum]:
         """See `ByPairs.paired`."""
         return {(low, high): _product(job, models[high], models[low]) for low, high in pairs}
 

@@ -138,7 +138,7 @@ class Kernels:
 
         Args:
             first, second: Models or sums of models.
-            request: Question asked of them, under a Gaussian metric.
+            request: Gaussian metric, precision, budget, and the products that are wanted.
             traced: Whether weights, coefficients or metric are traced.
 
         Returns:
@@ -241,7 +241,7 @@ def kernels_at_numbers(
         models: Distinct models of both sums, as numbers.
         moving: Numbers of the models that are differentiated.
         places: Numbers of the models of each sum.
-        request: Question asked of the sums.
+        request: Request for the sums.
 
     Raises:
         TooLarge: The slopes exceed the budget.
@@ -288,7 +288,7 @@ def traced_products(
     Args:
         first, second: Models or sums of models.
         places: Numbers of the models of each sum.
-        request: Question asked of the sums, in the precision of the trace.
+        request: Request for the sums, in the precision of the trace.
         given: What is known as numbers; everything else is a part of the trace.
     """
     prepared = dict(given.models)

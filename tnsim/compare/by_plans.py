@@ -229,7 +229,7 @@ def by_plans(first: AnyModel, second: AnyModel, request: Request, traced: bool) 
 
     Args:
         first, second: Models or sums of models.
-        request: Question asked of them.
+        request: Metric, precision, budget, and the products that are wanted.
         traced: Whether weights, coefficients or metric are traced.
 
     Returns:
@@ -330,7 +330,7 @@ def planned_pairs(
     Args:
         models: Distinct models in scientific notation.
         places: Numbers of the models of each sum.
-        request: Question asked of the sums, its metric in the units of the inputs.
+        request: Request for the sums, its metric in the units of the inputs.
         traced: Whether weights, coefficients or metric are traced, or are to be differentiated.
 
     Raises:
@@ -370,7 +370,7 @@ def products_of(
         pairs: Pairs of models, see `planned_pairs`.
         results: Results of the plan of each pair, at every moment node.
         written: Exponents and factors of the models.
-        request: Question asked of the sums.
+        request: Request for the sums.
         traced: Whether numbers are traced.
     """
     of_pairs: dict[tuple[int, int], dict[str, ScaledSum]] = {}

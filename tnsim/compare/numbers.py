@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
-from tnsim.compare.request import InnerProducts, Request, Two, highest_degree, is_exact, parts
+from tnsim.compare.request import InnerProducts, Request, Two, highest_degree, is_exact, summands
 from tnsim.engine import precision
 from tnsim.engine.precision import Arithmetic
 from tnsim.errors import TnsimError
@@ -310,7 +310,7 @@ def cosine(products: InnerProducts, models: Two, request: Request) -> Any:
     Args:
         products: Inner products AB, AA and BB.
         models: Models that were compared.
-        request: Question asked of them.
+        request: Metric, precision, budget, and the products that are wanted.
 
     Returns:
         A `Number`, or `Numbers` where outputs are told apart; inside a trace an array, NaN where a
@@ -325,7 +325,7 @@ def cosine(products: InnerProducts, models: Two, request: Request) -> Any:
         for product in values.values():
             precision.check_finite([product.mantissa], request.metric.name, products.dtype)
         for name, model, which in zip(("AA", "BB"), models, ("first", "second"), strict=True):
-            several = len(parts(model)) > 1
+            several = len(summands(model)) > 1
             norm, subject = values[name], f"the {which} model"
             precision.check_norm(norm, subject, several, arithmetic, request.centred)
     if products.traced:  # the dtype of a trace is that of the weights
@@ -348,7 +348,7 @@ def value(products: InnerProducts, models: Two, request: Request) -> Any:
     Args:
         products: Inner product AB, and the norms where they are known.
         models: Models that were compared.
-        request: Question asked of them.
+        request: Metric, precision, budget, and the products that are wanted.
 
     Returns:
         A `Number`; inside a trace an array, NaN where the product of two models has no digit left.
@@ -378,7 +378,7 @@ def logarithm(products: InnerProducts, models: Two, request: Request) -> SignedL
     Args:
         products: Inner product AB, and the norms where they are known.
         models: Models that were compared.
-        request: Question asked of them.
+        request: Metric, precision, budget, and the products that are wanted.
 
     Returns:
         A `Number` each for sign and logarithm, which has the standard error; inside a trace arrays,
