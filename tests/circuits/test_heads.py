@@ -347,5 +347,7 @@ def test_a_bias_of_keys_changes_no_centred_score(rng):
     turned = module(cases.checkpoint(rng, cases.CONFIGS["llama"]), cases.CONFIGS["llama"])
     with refused("depends on the distance", tnsim.UnsupportedLayer):
         tnsim.parts(turned, "qk", centred=True)["layer 0 head 0 qk"]
+    with refused("centred are scores"):
+        tnsim.heads(*nets, "ov", centred=True)
     with refused("no softmax follows", tnsim.UnsupportedLayer):
         tnsim.heads(*two_of("bilinear", rng), centred=True)

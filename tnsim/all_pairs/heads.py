@@ -108,8 +108,10 @@ def heads(
         raise ModelError(f"kind of heads is qk or ov, found {kind!r}")
     if through not in (None, "embedding"):
         raise ModelError(f"through is None or 'embedding', found {through!r}")
-    if centred and through is not None:
-        raise ModelError("centred scores are those of streams of mean 0: leave through out")
+    if centred and (kind != "qk" or through is not None):
+        raise ModelError(
+            "centred are scores, kind='qk', of streams of mean 0, through=None: leave centred out"
+        )
     view = checked_view(distances, "fold", centred)
     first, second = (anatomy_of(model) for model in (a, b))
     if not (first.names(kind) and second.names(kind)):
