@@ -207,6 +207,7 @@ def test_refusals(rng):
         ("at least two models", reading.dendrogram, np.ones((1, 1))),
         ("not finite: nan at row 1, column 2; finish the run", reading.spectrum, hole),
         ("one set of models, found 2 rows and 6 columns", reading.spectrum, run.isel(a=[0, 1])),
+        ("that are not the same models", reading.spectrum, run.assign_attrs(symmetric=0)),
         ("entries differ from their mirror images by up to 0.1", reading.spectrum, crooked),
         (r"similarities, found an array of shape \(3,\)", reading.spectrum, np.ones(3)),
         ("no similarity, only no variable at all", reading.spectrum, xr.Dataset()),
