@@ -202,6 +202,28 @@ def test_arguments_that_mean_nothing(options, message, rng):
         tnsim.heads(model, model, **options)
 
 
+def layers_of(rng, widths, bases):
+    """A model with a layer of one head of bilinear attention for each width."""
+    layers = [tnsim.Linear(rng.normal(size=(4, 6)))]
+    for width, base in zip(widths, bases, strict=True):
+        maps = [rng.normal(size=(width, 4)) for _ in range(5)]
+        attention = tnsim.Attention(*maps, rng.normal(size=(4, width)), 1, rope_base=base)
+        layers.append(tnsim.Residual(attention))
+    return tnsim.Model([*layers, tnsim.Linear(rng.normal(size=(6, 4)))])
+
+
+def test_heads_of_layers_that_differ(rng):
+    a, b = (layers_of(rng, (2, 4), (None, None)) for _ in "ab")
+    found = tnsim.heads(a, b, "ov")
+    ends = tnsim.parts(a)["layer 1 head 0 ov"], tnsim.parts(b)["layer 2 head 0 ov"]
+    assert_close(found.inner.values[0, 1], tnsim.inner(*ends), scale=1.0)
+    scores = tnsim.heads(a, b, through="embedding")
+    assert scores.similarity.shape == (2, 2) and np.isfinite(scores.similarity).all()
+    turned = layers_of(rng, (2, 2), (None, 10.0))
+    with refused("by one rotation of keys, and layers", tnsim.UnsupportedLayer):
+        tnsim.heads(turned, turned, through="embedding")
+
+
 def test_heads_without_an_inner_product(rng):
     config = cases.CONFIGS["gpt2"]
     state = cases.checkpoint(rng, config)

@@ -7,7 +7,7 @@ A head of bilinear attention multiplies two scores, so its QK circuit is of orde
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,7 +126,7 @@ class OwnParts:
         left = [np.asarray(output.weight).T for _, output in parts]  # type: ignore[attr-defined]
         # Biases become a column, so that inner products include them.
         right = [Affine(value.weight, value.bias).lifted() for value, _ in parts]  # type: ignore[attr-defined]
-        return Circuits(names, np.stack(left), np.stack(right), None)
+        return Circuits(names, _stacked(left), _stacked(right), None)
 
     def ends(self) -> tuple[np.ndarray, np.ndarray]:
         """Embeddings of all tokens, and the matrix of logits.
@@ -155,11 +155,14 @@ class OwnParts:
         Returns:
             Values (heads, d_head^2, vocabulary) of both sides on all tokens, divided by the root of
             the vocabulary, so that sums over tokens are means.
+
+        Raises:
+            UnsupportedLayer: Layers rotate keys differently.
         """
         embedded, _ = self.ends()
         lifted = np.column_stack([embedded, np.ones(len(embedded))]).T
         names = self.names("qk")
-        left, right, turns = [], [], None
+        left, right, rotations = [], [], []
         for name in names:
             core, h = innermost(self.model.layers[name.layer or 0]), name.head or 0
             assert isinstance(core, Attention)  # as `names` says
@@ -171,11 +174,17 @@ class OwnParts:
             share = 1.0 / (core.d_head * len(embedded) ** 0.5)
             left.append(share * _row_products(q1, q2))
             right.append(share * _row_products(k1, k2))
-            turns = key_turns(core.frequencies, core.d_head, view.distances)
+            rotations.append(key_turns(core.frequencies, core.d_head, view.distances))
+        turns = rotations[0]
+        if not all(np.array_equal(other, turns) for other in rotations):
+            raise UnsupportedLayer(
+                "heads are compared through the embedding by one rotation of keys, and layers of "
+                "the model have several: leave through out, where both streams have one basis"
+            )
         if turns is not None:
             # Products of two scores turn both factors at once.
             turns = np.stack([np.kron(turn, turn) for turn in turns])
-        return Circuits(names, np.stack(left), np.stack(right), turns)
+        return Circuits(names, _stacked(left), _stacked(right), turns)
 
     def _qk(self, core: Attention, h: int, view: View) -> Model:
         if view.centred:
@@ -216,6 +225,12 @@ class OwnParts:
         caveats = self.model.origin.caveats if self.model.origin else ()
         said = (f"gives {gives}",)
         return Model(layers, None, Origin("part of a model", said, caveats))
+
+
+def _stacked(maps: Sequence[np.ndarray]) -> np.ndarray:
+    """Maps of all heads as one array, with rows of zeros behind those of narrower heads."""
+    rows = max(map(len, maps))
+    return np.stack([np.pad(each, ((0, rows - len(each)), (0, 0))) for each in maps])
 
 
 def _row_products(first: np.ndarray, second: np.ndarray) -> np.ndarray:
