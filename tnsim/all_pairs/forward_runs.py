@@ -37,7 +37,7 @@ _BATCH, _BATCH_BYTES = 1024, 2**28
 
 
 @dataclass(frozen=True)
-class AtThePoints(Way):
+class OverPoints(Way):
     """Sums over points; those of a block with itself are kept, for norms and tiles.
 
     Args:
@@ -89,7 +89,7 @@ class ForwardRun(RouteOfRun):
 
     def __init__(self, models: Models, setting: PairSetting, points: Points) -> None:
         super().__init__(models, setting)
-        self.points, self.way = points, AtThePoints(points)
+        self.points, self.way = points, OverPoints(points)
         self.name = route_name(setting.metric, points)
         self.of_pair = partial(AtPoints, points=points)
 

@@ -78,8 +78,8 @@ class Moves(NamedTuple):
 
     Attributes:
         places: Numbers of the models of each sum.
-        models: Numbers of the models that do.
-        metric: Whether the metric does.
+        models: Numbers of the models that depend on them.
+        metric: Whether the metric depends on them.
     """
 
     places: Places

@@ -299,7 +299,7 @@ def _number_facts(number: Number | Numbers) -> str:
             formatter={"float_kind": "{:.3g}".format},
         )
         facts += f", standard_error={error}"
-    if isinstance(number, Number) and (number.mean_share or 0.0) > 0.5:
+    if isinstance(number, Number) and number._of_means:
         facts += f", mean_share={number.mean_share:.3g}"
     return facts
 

@@ -306,7 +306,9 @@ class ByScore:
         of: Function of the network that returns the score.
 
     Attributes:
-        names, how, total: As in `OnInputs`.
+        names: Names of the weight tensors.
+        how: What the networks are measured by, in words.
+        total: The score of B less that of A.
     """
 
     def __init__(self, network: SwitchedNetwork, of: Callable[[Any], Any]) -> None:
@@ -385,7 +387,9 @@ class OfModels:
         of: Measure that is split, `"distance"` or `"similarity"`.
 
     Attributes:
-        names, how, total: As in `OnInputs`.
+        names: Names of the weight tensors.
+        how: What the models are compared by, in words.
+        total: The measure between both models.
     """
 
     def __init__(self, a: Model, b: Model, setting: Setting, of: str) -> None:

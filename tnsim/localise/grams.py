@@ -100,7 +100,7 @@ class Setting(Request):
             return cancellation_at(model, points)
         return max(1.0, math.sqrt(float(amplification(model, self.metric))))
 
-    def points(self, *models: Model) -> Any:
+    def points(self, *models: Model) -> Points | None:
         """Points at which models are compared; None where a plan answers.
 
         Args:
