@@ -114,7 +114,7 @@ class ForwardRun(RouteOfRun):
         every = [
             passes[layers] for entry in entries for _, layers in entry.bases if layers in passes
         ]
-        work = again * sum(each.multiplications for each in every) + run.pairs * outputs
+        work = again * sum(each.multiplications for each in every) + setting.pairs * outputs
         most = batches.FUNCTION_BYTES if self._outputs_of_functions() else batches.BATCH_BYTES
         batch = min(points.count * needed.each, most, run.available / 2)
         return self.priced(

@@ -77,8 +77,8 @@ class KernelRun(RouteOfRun):
         return self.priced(
             run,
             tile,
-            multiplications=run.pairs * one_pair,
+            multiplications=self.setting.pairs * one_pair,
             peak_bytes=largest.peak_bytes + stacks,
-            seconds=STARTING + run.pairs * run.terms**2 * (largest.seconds - STARTING),
+            seconds=STARTING + self.setting.pairs * run.terms**2 * (largest.seconds - STARTING),
             programs=programs,
         )

@@ -134,11 +134,6 @@ class Sizes(NamedTuple):
             available=memory(setting),
         )
 
-    @property
-    def pairs(self) -> int:
-        """The number of inner products; of a single list each pair counts once."""
-        return pairs_of(self.rows, self.columns, self.symmetric)
-
     def tile(self, work: int, model_bytes: int, share: float = 1 / 8) -> int:
         """The number of models per side of a tile, limited by its work and its memory.
 
@@ -254,7 +249,7 @@ class RouteOfRun(ABC):
             peak_bytes=math.ceil(peak_bytes) + run.tile_bytes(tile),
             seconds=seconds,
             facts=facts,
-            tiles=Tiles(run.pairs, tile, run.tiles(tile), **how),
+            tiles=Tiles(setting.pairs, tile, run.tiles(tile), **how),
         )
 
 

@@ -86,7 +86,7 @@ class VectorRun(RouteOfRun):
         numbers = space.length * space.d_out
         making = sum(space.multiplications(kinds) for kinds in made)
         run = Sizes.of(models, self.setting._replace(dtype="float64"))
-        work = making + run.pairs * numbers
+        work = making + self.setting.pairs * numbers
         vector_bytes = numbers * run.item
         section_bytes = max(one.length for one in space.parts) * space.d_out * run.item
         kept = len(made) * vector_bytes <= run.available / 2
