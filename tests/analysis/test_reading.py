@@ -60,7 +60,7 @@ def test_against_control(rng, score):
     assert reading.against_control(control, control, [5], score).difference == 0
     with refused("goes on from the run's own models: before row 7", tnsim.errors.ResultError):
         reading.against_control(run, control, [7], score)
-    with refused("found 8 rows from 0 to 7, and 9 rows from 0 to 8", tnsim.errors.ResultError):
+    with refused("found 8 models, 0 to 7, and 9 models, 0 to 8", tnsim.errors.ResultError):
         reading.against_control(run, control.isel(a=slice(8), b=slice(8)), [5], score)
     with refused("give one at least, found none", tnsim.errors.ResultError):
         reading.against_control(run, control, [], score)
