@@ -605,9 +605,8 @@ def exchange_weights(a: Any, b: Any, setting: Setting, by: Any, of: Any) -> Weig
         lineage = OfModels(a, b, setting, str(of))
     check_finite(lineage.total)
     if lineage.total == 0:
-        what = (
-            f"have one {name_of(of)}" if callable(of) else "are the same function on these inputs"
-        )
+        what = f"have one {name_of(of)}" if callable(of) else "are the same function"
+        what += " on these inputs" if isinstance(lineage, OnInputs) else ""
         raise Unchanged(f"the networks {what}: there is no change to split")
     parts = groups_of(lineage.names, "module" if by is None else by)
     # Modules are found by the names that they have, layers of models by their numbers.
