@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tnsim.circuits.standard_parts import Circuits, PartName, View, is_held, listed, score
+from tnsim.circuits.standard_parts import Circuits, PartName, View, is_held, score
 from tnsim.circuits.transformer import Affine, key_turns
 from tnsim.errors import UnsupportedLayer
 from tnsim.models.activated import Elementwise
@@ -197,7 +197,7 @@ class OwnParts:
         if turns is None:
             turns = np.eye(core.d_head)[None]
         else:
-            said += f", of keys {listed(view.distances)} before their query"
+            said += f", {view.keys}"
         queries, keys = [], []
         for n in "12":
             key = _head_rows(core, f"k{n}", h)
