@@ -2,6 +2,7 @@
 
 import itertools
 
+import jax
 import numpy as np
 import pytest
 import transformer_cases as cases
@@ -219,6 +220,9 @@ def test_heads_of_layers_that_differ(rng):
     assert_close(found.inner.values[0, 1], tnsim.inner(*ends), scale=1.0)
     scores = tnsim.heads(a, b, through="embedding")
     assert scores.similarity.shape == (2, 2) and np.isfinite(scores.similarity).all()
+    large = jax.tree.map(lambda leaf: 1e100 * leaf, a)
+    with np.errstate(over="ignore", invalid="ignore"), refused("beyond float64"):
+        tnsim.heads(large, b, "ov")
     turned = layers_of(rng, (2, 2), (None, 10.0))
     with refused("by one rotation of keys, and layers", tnsim.UnsupportedLayer):
         tnsim.heads(turned, turned, through="embedding")

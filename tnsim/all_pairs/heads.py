@@ -128,6 +128,11 @@ def heads(
         names = [labels_of(side.circuits.names) for side in (bra, ket)]
         sides = bra, ket
     for label_list, squares in zip(names, norms, strict=True):
+        if not np.isfinite(squares).all():
+            raise ModelError(
+                "squared norms of heads are beyond float64: scale down the maps of heads, which "
+                "changes no similarity"
+            )
         if not (squares > 0).all():
             zero = label_list[int(np.argmin(squares))]
             raise ModelError(f"{zero} is the zero function: it has no similarity")
