@@ -155,15 +155,15 @@ class FunctionsExchanged(NamedTuple):
         exact = is_exact(setting.metric, (self.a, self.b)) and of == "distance"
         return Split(slopes, together / together.sum(), total, surroundings, exact)
 
-    def rounding_error(self, target: float, power: int) -> float:
+    def rounding_error(self, target: float, factors: int) -> float:
         """The bound of the error that float32 leaves in results, see `slopes.rounding_error`.
 
         Args:
             target: Squared norm that results are relative to.
-            power: Number of factors in a result whose rounding is enlarged.
+            factors: Number of factors in a result whose rounding is enlarged.
         """
         models = self.a, self.switched.at(0.5), self.b
-        return rounding_error(self.switched, models, target, power)
+        return rounding_error(self.switched, models, target, factors)
 
     @property
     def switched(self) -> SwitchedModels:
