@@ -15,7 +15,7 @@ from transformer_cases import attention_model, module, written
 import tnsim
 from tnsim.all_pairs import store as stores
 from tnsim.all_pairs.leases import LISTS, Leases
-from tnsim.all_pairs.part_runs import RESTS, _digest, keep_rests, rests_of
+from tnsim.all_pairs.part_runs import RESTS, _digest, rests_of, write_rests
 from tnsim.all_pairs.sources import content_hash
 
 KINDS = ("qk", "ov", "mlp", "direct")
@@ -216,7 +216,7 @@ def test_rests_of_processes_that_share_a_store_are_added_up(run, tmp_path):
     parts, store = tnsim.parts(tnsim.load(run)[:1], ["ov"]), tmp_path / "store"
     result = tnsim.pairwise(parts, store=store)
     (store / RESTS).unlink()
-    keep = partial(keep_rests, store, result, rests_of(parts, None))
+    keep = partial(write_rests, store, result, rests_of(parts, None))
     with Leases(store) as theirs, ThreadPoolExecutor() as here:
         theirs.wait(LISTS)
         writing = here.submit(keep)

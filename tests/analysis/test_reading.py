@@ -60,7 +60,7 @@ def test_against_control(rng, score):
     assert reading.against_control(control, control, [5], score).difference == 0
     with refused("goes on from the run's own models: before row 7", tnsim.errors.ResultError):
         reading.against_control(run, control, [7], score)
-    with refused("found 8 rows from 0 to 7, and 9 rows from 0 to 8", tnsim.errors.ResultError):
+    with refused("found 8 models, 0 to 7, and 9 models, 0 to 8", tnsim.errors.ResultError):
         reading.against_control(run, control.isel(a=slice(8), b=slice(8)), [5], score)
     with refused("give one at least, found none", tnsim.errors.ResultError):
         reading.against_control(run, control, [], score)
@@ -207,6 +207,7 @@ def test_refusals(rng):
         ("at least two models", reading.dendrogram, np.ones((1, 1))),
         ("not finite: nan at row 1, column 2; finish the run", reading.spectrum, hole),
         ("one set of models, found 2 rows and 6 columns", reading.spectrum, run.isel(a=[0, 1])),
+        ("that are not the same models", reading.spectrum, run.assign_attrs(symmetric=0)),
         ("entries differ from their mirror images by up to 0.1", reading.spectrum, crooked),
         (r"similarities, found an array of shape \(3,\)", reading.spectrum, np.ones(3)),
         ("no similarity, only no variable at all", reading.spectrum, xr.Dataset()),

@@ -2,6 +2,7 @@
 
 import itertools
 
+import jax
 import numpy as np
 import pytest
 import transformer_cases as cases
@@ -202,6 +203,31 @@ def test_arguments_that_mean_nothing(options, message, rng):
         tnsim.heads(model, model, **options)
 
 
+def layers_of(rng, widths, bases):
+    """A model with a layer of one head of bilinear attention for each width."""
+    layers = [tnsim.Linear(rng.normal(size=(4, 6)))]
+    for width, base in zip(widths, bases, strict=True):
+        maps = [rng.normal(size=(width, 4)) for _ in range(5)]
+        attention = tnsim.Attention(*maps, rng.normal(size=(4, width)), 1, rope_base=base)
+        layers.append(tnsim.Residual(attention))
+    return tnsim.Model([*layers, tnsim.Linear(rng.normal(size=(6, 4)))])
+
+
+def test_heads_of_layers_that_differ(rng):
+    a, b = (layers_of(rng, (2, 4), (None, None)) for _ in "ab")
+    found = tnsim.heads(a, b, "ov")
+    ends = tnsim.parts(a)["layer 1 head 0 ov"], tnsim.parts(b)["layer 2 head 0 ov"]
+    assert_close(found.inner.values[0, 1], tnsim.inner(*ends), scale=1.0)
+    scores = tnsim.heads(a, b, through="embedding")
+    assert scores.similarity.shape == (2, 2) and np.isfinite(scores.similarity).all()
+    large = jax.tree.map(lambda leaf: 1e100 * leaf, a)
+    with np.errstate(over="ignore", invalid="ignore"), refused("beyond float64"):
+        tnsim.heads(large, b, "ov")
+    turned = layers_of(rng, (2, 2), (None, 10.0))
+    with refused("by one rotation of keys, and layers", tnsim.UnsupportedLayer):
+        tnsim.heads(turned, turned, through="embedding")
+
+
 def test_heads_without_an_inner_product(rng):
     config = cases.CONFIGS["gpt2"]
     state = cases.checkpoint(rng, config)
@@ -347,3 +373,7 @@ def test_a_bias_of_keys_changes_no_centred_score(rng):
     turned = module(cases.checkpoint(rng, cases.CONFIGS["llama"]), cases.CONFIGS["llama"])
     with refused("depends on the distance", tnsim.UnsupportedLayer):
         tnsim.parts(turned, "qk", centred=True)["layer 0 head 0 qk"]
+    with refused("centred are scores"):
+        tnsim.heads(*nets, "ov", centred=True)
+    with refused("no softmax follows", tnsim.UnsupportedLayer):
+        tnsim.heads(*two_of("bilinear", rng), centred=True)

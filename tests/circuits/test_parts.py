@@ -265,6 +265,18 @@ def test_parts_of_bilinear_attention_rebuild_the_forward_pass(rope_base, rng):
     assert_close(parts["direct"](tokens), last(1.0 * first(tokens)), scale=LARGEST, rtol=1e-12)
 
 
+def test_a_direct_path_has_every_skip_in_its_place(rng):
+    """Behind a bias a skip is another map than before it."""
+    first, second, last = (
+        tnsim.Linear(*draw)
+        for draw in zip(rng.normal(size=(3, 2, 2)), rng.normal(size=(3, 2)), strict=True)
+    )
+    nothing = tnsim.Residual(tnsim.Bilinear(*np.zeros((3, 2, 2))), 0.5)
+    model = tnsim.Model([nothing, first, nothing, second, nothing, last])
+    x = rng.normal(size=(4, 2))
+    assert_close(tnsim.parts(model)["direct"](x), model(x), scale=LARGEST, rtol=1e-12)
+
+
 def test_there_is_no_direct_path_past_a_layer_without_a_skip(rng):
     square = tnsim.Bilinear(*rng.normal(size=(3, 2, 2)))
     model = tnsim.Model([square, tnsim.Residual(square, 0.0)])

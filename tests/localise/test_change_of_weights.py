@@ -556,6 +556,12 @@ def test_refusals(pair, make, options, said):
         tnsim.change(*make(pair), tnsim.Empirical(X), **options)
 
 
+def test_models_that_are_compared_exactly_have_no_inputs():
+    model = tnsim.Model([tnsim.Linear([[1.0]]), tnsim.Elementwise("relu")])
+    with refused("are the same function: there is no change"):
+        tnsim.change(model, model)
+
+
 def test_a_score_without_derivatives_is_refused(pair):
     x = torch.as_tensor(X)
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from tnsim.all_pairs.ways import ByPairs, Combined, Job, Numbers, PairBlock, PairSetting
+from tnsim.all_pairs.ways import ByPairs, Combined, IndexPair, Job, PairBlock, PairSetting
 from tnsim.compare.by_plans import mean_in_units
 from tnsim.compare.planned import affordable
 from tnsim.compare.request import CROSS, SELF
@@ -192,8 +192,6 @@ def contracted(
     for stack_of_model, axes in stacks:
         own |= {key: aligned(np.asarray(x), axes) for key, x in stack_of_model.exponents.items()}
     names = crossing.plan.shapes
-    # The plan runs once for each second moment of the constant, and the results are summed with
-    # weights.
     for t, weight in runs:
         known = family.inputs(names, setting.units.metric, d_in, t)
         leaves = arrays | {name: np.asarray(x, setting.dtype) for name, x in known.items()}
@@ -202,7 +200,6 @@ def contracted(
             result = execution.run(crossing.plan, read, setting.tier, over)
         mantissa = np.asarray(result.values[pair.group], np.float64)
         if setting.slices and family.lifted:
-            # The lift carries the constant through all layers, in front of the outputs.
             mantissa = mantissa[..., 1:]  # output 0 of a lifted model is the constant
         total = own | _of_whole(result, crossing)
         exponents = {key: np.asarray(x, np.float64) for key, x in total.items()}
@@ -326,10 +323,10 @@ class Contracted(ByPairs):
         return mean_in_units(model, job.setting.units.metric, job.setting.budget)
 
     def paired(
-        self, job: Job, models: Sequence[Model], pairs: Sequence[Numbers]
-    ) -> dict[Numbers, ScaledSum]:
+        self, job: Job, models: Sequence[Model], pairs: Sequence[IndexPair]
+    ) -> dict[IndexPair, ScaledSum]:
         """See `ByPairs.paired`."""
-        groups: dict[Any, list[Numbers]] = {}
+        groups: dict[Any, list[IndexPair]] = {}
         for low, high in pairs:
             alike = low == high, kinds(models[low]), kinds(models[high])
             groups.setdefault(alike, []).append((low, high))

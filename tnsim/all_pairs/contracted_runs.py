@@ -35,6 +35,7 @@ class ContractedRun(RouteOfRun):
 
     name = Contractions.name
     way = Contracted()
+    of_pair = Contractions
 
     @property
     def search(self) -> float:
@@ -46,7 +47,7 @@ class ContractedRun(RouteOfRun):
         for bra, ket, wanted in plans:
             pair = examples[bra], examples[ket]
             question = Question(pair, setting.units.metric, wanted, setting.slices, setting.dtype)
-            seconds += Contractions(question).search
+            seconds += self.of_pair(question).search
         return seconds
 
     def estimate(self, limit: float = math.inf) -> Estimate:
@@ -61,13 +62,13 @@ class ContractedRun(RouteOfRun):
         multiplications = sum(times * plan.multiplications for times, plan in plans)
         # Written elements count as well, since small contractions wait for memory.
         written = sum(times * plan.written_elements for times, plan in plans)
-        one_pair = max(1, (multiplications + _ELEMENT_WORK * written) // run.pairs)
+        one_pair = max(1, (multiplications + _ELEMENT_WORK * written) // setting.pairs)
         tile = run.tile(one_pair, 2 * (run.weights + own_bytes))
         # Six stacks: rows and columns, each as read, on the device, and left from the previous
         # tile.
         stacks = 6 * tile * run.terms * (run.weights + own_bytes)
         one_tile = stacks + max(_batch_bytes(plan, setting.budget) for _, plan in plans)
-        is_large = tile == 1 and multiplications >= _LARGE * run.pairs
+        is_large = tile == 1 and multiplications >= _LARGE * setting.pairs
         together = max(1, min(_AT_ONCE, int(run.available / 4 // one_tile))) if is_large else 1
         seconds = sum(_seconds(times, plan, tile, setting.budget) for times, plan in plans)
         tier = tier_in_use()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,13 +21,11 @@ from tnsim.all_pairs.ways import Job, NormBlock, PairSetting, Tile, Way
 from tnsim.compare.by_points import AtPoints, are_inputs, route_name
 from tnsim.compare.estimates import Estimate
 from tnsim.compare.numbers import cosine_error
-from tnsim.compare.request import CROSS, Question, parts
-from tnsim.engine.budget import Budget
+from tnsim.compare.request import summands
 from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.points import Points
 from tnsim.models.differences import by_differences
 from tnsim.models.functions import is_function, outputs_of, refused_under
-from tnsim.models.model import Model
 from tnsim.problems import at_points, batches
 from tnsim.problems.at_points import Sums
 from tnsim.problems.batches import GROUPS, STARTING, Part
@@ -38,7 +37,7 @@ _BATCH, _BATCH_BYTES = 1024, 2**28
 
 
 @dataclass(frozen=True)
-class AtThePoints(Way):
+class OverPoints(Way):
     """Sums over points; those of a block with itself are kept, for norms and tiles.
 
     Args:
@@ -90,8 +89,9 @@ class ForwardRun(RouteOfRun):
 
     def __init__(self, models: Models, setting: PairSetting, points: Points) -> None:
         super().__init__(models, setting)
-        self.points, self.way = points, AtThePoints(points)
+        self.points, self.way = points, OverPoints(points)
         self.name = route_name(setting.metric, points)
+        self.of_pair = partial(AtPoints, points=points)
 
     def estimate(self, limit: float = math.inf) -> Estimate:
         """See `compare.routes.Weighed`."""
@@ -110,11 +110,11 @@ class ForwardRun(RouteOfRun):
         outputs = batches.outputs(entries[0].d_out, entries[0].n_ctx or 1, points)
         # Every tile runs the models of its rows and its columns.
         again = max(1, 2 * run.tiles(tile) * tile // len(entries))
-        passes = {kinds(model): self._route(model).estimate() for model in examples}
+        passes = {kinds(model): self.alone(model).estimate() for model in examples}
         every = [
             passes[layers] for entry in entries for _, layers in entry.bases if layers in passes
         ]
-        work = again * sum(each.multiplications for each in every) + run.pairs * outputs
+        work = again * sum(each.multiplications for each in every) + setting.pairs * outputs
         most = batches.FUNCTION_BYTES if self._outputs_of_functions() else batches.BATCH_BYTES
         batch = min(points.count * needed.each, most, run.available / 2)
         return self.priced(
@@ -126,18 +126,6 @@ class ForwardRun(RouteOfRun):
             facts=(("forward passes", points.count),),
             programs=len(examples),
         )
-
-    def check(self, estimate: Estimate, budget: Budget) -> None:
-        """See `compare.routes.Weighed`. A model with itself is to be within the budget."""
-        for model in self.models.examples.values():
-            route = self._route(model)
-            route.check(route.estimate(), budget)
-
-    def _route(self, model: Model) -> AtPoints:
-        """The forward passes of a model."""
-        setting = self.setting
-        question = Question((model,), setting.metric, CROSS, setting.slices, setting.dtype)
-        return AtPoints(question, self.points)
 
     def _needs(self, count: int) -> batches.Needs:
         """Bytes of forward passes of `count` models, all of them the model that needs most."""
@@ -217,6 +205,6 @@ def _terms(entry: Entry, known: dict[str, Part], dtype: str) -> list[tuple[Any, 
     if not is_function(model):
         model = by_differences(model, dtype)
     terms = []
-    for (digest, _), (coefficient, part) in zip(entry.bases, parts(model), strict=True):
+    for (digest, _), (coefficient, part) in zip(entry.bases, summands(model), strict=True):
         terms.append((coefficient, known.setdefault(digest, part)))
     return terms

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
     import xarray as xr
 
+Moments: TypeAlias = tuple[np.ndarray | None, np.ndarray | None]
+"""Matrices between left maps and between right maps of two models, None for the identity."""
 _KINDS = ("qk", "ov")
 _AT_ONCE = 2**25  # entries of the products of a block of heads of one side with all of the other
 
@@ -106,8 +108,10 @@ def heads(
         raise ModelError(f"kind of heads is qk or ov, found {kind!r}")
     if through not in (None, "embedding"):
         raise ModelError(f"through is None or 'embedding', found {through!r}")
-    if centred and through is not None:
-        raise ModelError("centred scores are those of streams of mean 0: leave through out")
+    if centred and (kind != "qk" or through is not None):
+        raise ModelError(
+            "centred are scores, kind='qk', of streams of mean 0, through=None: leave centred out"
+        )
     view = checked_view(distances, "fold", centred)
     first, second = (anatomy_of(model) for model in (a, b))
     if not (first.names(kind) and second.names(kind)):
@@ -124,6 +128,11 @@ def heads(
         names = [labels_of(side.circuits.names) for side in (bra, ket)]
         sides = bra, ket
     for label_list, squares in zip(names, norms, strict=True):
+        if not np.isfinite(squares).all():
+            raise ModelError(
+                "squared norms of heads are beyond float64: scale down the maps of heads, which "
+                "changes no similarity"
+            )
         if not (squares > 0).all():
             zero = label_list[int(np.argmin(squares))]
             raise ModelError(f"{zero} is the zero function: it has no similarity")
@@ -257,10 +266,6 @@ def _check_sides(a: _Side, b: _Side, through: str | None) -> None:
             "scores of one model depend on distance and scores of the other do not: give one "
             f"distance, found {max(distances)}"
         )
-
-
-Moments: TypeAlias = tuple[np.ndarray | None, np.ndarray | None]
-"""Matrices between left maps and between right maps of two models, None for the identity."""
 
 
 def _moments(a: _Side, b: _Side) -> Moments:

@@ -13,14 +13,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from tnsim.all_pairs.run_plan import RouteOfRun, Sizes
-from tnsim.all_pairs.ways import ByPairs, Combined, Job, Numbers, PairBlock
+from tnsim.all_pairs.ways import ByPairs, Combined, IndexPair, Job, PairBlock
 from tnsim.compare.by_kernels import STARTING, Kernels, prepared_under
 from tnsim.compare.estimates import Estimate
-from tnsim.compare.request import CROSS, Question
-from tnsim.engine.budget import Budget
 from tnsim.engine.runtime import execution
 from tnsim.problems.kernel_models import PreparedModel, host_sum, mean_part, product_of
-from tnsim.problems.kernels import KERNEL_DTYPE
 from tnsim.scaled import ScaledSum, stacked
 
 
@@ -30,7 +27,7 @@ class OverUnits(ByPairs):
     def prepared(self, job: Job, of: Combined, section: None) -> PairBlock:
         """See `Blocks.prepared`."""
         with execution.precision():
-            made = [prepared_under(x, job.setting.metric, KERNEL_DTYPE) for x in of.models]
+            made = [prepared_under(x, job.setting.metric) for x in of.models]
         exponents = np.array([model.exponent for model in made])
         return PairBlock(tuple(made), of.digests, exponents, of.terms, np.ones(len(made)))
 
@@ -39,8 +36,8 @@ class OverUnits(ByPairs):
         return mean_part(model)
 
     def paired(
-        self, job: Job, models: Sequence[PreparedModel], pairs: Sequence[Numbers]
-    ) -> dict[Numbers, ScaledSum]:
+        self, job: Job, models: Sequence[PreparedModel], pairs: Sequence[IndexPair]
+    ) -> dict[IndexPair, ScaledSum]:
         """See `ByPairs.paired`."""
         return {(low, high): _product(job, models[high], models[low]) for low, high in pairs}
 
@@ -66,11 +63,12 @@ class KernelRun(RouteOfRun):
 
     name = Kernels.name
     way = OverUnits()
+    of_pair = Kernels
 
     def estimate(self, limit: float = math.inf) -> Estimate:
         """See `compare.routes.Weighed`."""
         run = Sizes.of(self.models, self.setting)
-        several = [route.estimate() for route in self._norms()]
+        several = [self.alone(model).estimate() for model in self.models.examples.values()]
         largest = max(several, key=lambda planned: planned.multiplications)
         one_pair = run.terms**2 * largest.multiplications
         tile = run.tile(one_pair, 4 * max(1, run.weights))
@@ -79,19 +77,8 @@ class KernelRun(RouteOfRun):
         return self.priced(
             run,
             tile,
-            multiplications=run.pairs * one_pair,
+            multiplications=self.setting.pairs * one_pair,
             peak_bytes=largest.peak_bytes + stacks,
-            seconds=STARTING + run.pairs * run.terms**2 * (largest.seconds - STARTING),
+            seconds=STARTING + self.setting.pairs * run.terms**2 * (largest.seconds - STARTING),
             programs=programs,
         )
-
-    def check(self, estimate: Estimate, budget: Budget) -> None:
-        """See `compare.routes.Weighed`. A model with itself is to be within the budget."""
-        for route in self._norms():
-            route.check(route.estimate(), budget)
-
-    def _norms(self) -> list[Kernels]:
-        """The routes of the norms of a model of each sequence of layer kinds."""
-        metric, dtype = self.setting.metric, self.setting.dtype
-        several = self.models.examples.values()
-        return [Kernels(Question((x, x), metric, CROSS, False, dtype)) for x in several]

@@ -7,7 +7,7 @@ process they are computed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -74,26 +74,17 @@ def tile_arrays(
     inner = total(products, slices=_NORMS in bra)
     arrays = {"log_inner": log_abs(inner), "sign": np.sign(inner.mantissa)}
     errors = []
-    for name, asked in _asked(products, bra, ket):
-        cosines = precision.cosine(asked["AB"], asked["AA"], asked["BB"], arithmetic)
-        arrays[name] = precision.clipped(cosines, arithmetic.dtype)
-        errors.append(cosines.error.reshape(*same.shape, -1).max(axis=-1))
-    for array in arrays.values():
-        # A model with itself: cosine and sign are 1, without the rounding of the computation.
-        array[same] = 1
-    # The inner product of a model with itself is its stored squared norm, to the bit.
-    rows = np.broadcast_to(log_abs(bra[_NORM])[:, None], same.shape)
-    arrays["log_inner"][same] = rows[same]
-    return arrays, np.where(same, 0.0, np.max(errors, axis=0))
-
-
-def _asked(
-    products: ScaledSum, bra: Norms, ket: Norms
-) -> Iterator[tuple[str, dict[str, ScaledSum]]]:
-    """The cosines of a tile by name, each as its product with the norms of rows and columns."""
-    inner = total(products, slices=_NORMS in bra)
     for name, norm, values in (("similarity", _NORM, inner), ("slices", _NORMS, products)):
         if norm in bra:
             # Norms of rows along the first axis of the tile, norms of columns along the second.
             rows, columns = taken(bra[norm], np.s_[:, None]), taken(ket[norm], None)
-            yield name, {"AB": values, "AA": rows, "BB": columns}
+            cosines = precision.cosine(values, rows, columns, arithmetic)
+            arrays[name] = precision.clipped(cosines, arithmetic.dtype)
+            errors.append(cosines.error.reshape(*same.shape, -1).max(axis=-1))
+    for array in arrays.values():
+        # A model with itself: cosine and sign are 1, without the rounding of the computation.
+        array[same] = 1
+    # The inner product of a model with itself is its stored squared norm, to the bit.
+    squared = np.broadcast_to(log_abs(bra[_NORM])[:, None], same.shape)
+    arrays["log_inner"][same] = squared[same]
+    return arrays, np.where(same, 0.0, np.max(errors, axis=0))

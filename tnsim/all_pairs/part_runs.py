@@ -120,7 +120,7 @@ def _digest(value: Any) -> str:
     return content_hash((tuple(value.shape), digests))
 
 
-def keep_rests(folder: Path, result: Pairwise, rests: Rests) -> None:
+def write_rests(folder: Path, result: Pairwise, rests: Rests) -> None:
     """Write the rests of the checkpoints of a finished run beside its parts.
 
     Args:
@@ -134,14 +134,14 @@ def keep_rests(folder: Path, result: Pairwise, rests: Rests) -> None:
     """
     with stores.writing(folder), Leases(folder) as leases:
         leases.wait(LISTS)  # another process may add the rests of other checkpoints
-        kept = _kept_rests(folder)
+        kept = _rests_in(folder)
         for side, own in zip("ab", rests, strict=True):
             for label, parts, rest in zip(*_models_of(result, side), own, strict=True):
                 kept[side][label] = {"parts": parts, "rest": rest}
         stores.write_list(folder / RESTS, kept)
 
 
-def kept_rests(folder: Path, result: Pairwise) -> Rests | None:
+def read_rests(folder: Path, result: Pairwise) -> Rests | None:
     """The rests of the checkpoints of a result, None where any was not kept.
 
     Args:
@@ -151,7 +151,7 @@ def kept_rests(folder: Path, result: Pairwise) -> Rests | None:
     Raises:
         DamagedStore: The file is damaged.
     """
-    kept, found = _kept_rests(folder), []
+    kept, found = _rests_in(folder), []
     for side in "ab":
         own = []
         for label, parts in zip(*_models_of(result, side), strict=True):
@@ -169,7 +169,7 @@ def _models_of(result: Pairwise, side: str) -> tuple[list[str], list[str]]:
     return list(map(str, result[side].values.tolist())), list(map(content_hash, digests))
 
 
-def _kept_rests(folder: Path) -> dict[str, dict[str, dict[str, Any]]]:
+def _rests_in(folder: Path) -> dict[str, dict[str, dict[str, Any]]]:
     """The rests in a folder; none where there is no file."""
     state, kept = stores.read_list(folder / RESTS)
     if state is State.DAMAGED:

@@ -133,7 +133,7 @@ def pairwise(
         rests = part_runs.rests_of(models, other)
         result = part_runs.joined(models.names, results)
         if path is not None:
-            part_runs.keep_rests(path, result, rests)
+            part_runs.write_rests(path, result, rests)
         part_runs.warn_of_duplicates(result, rests)
         return part_runs.with_rests(result, rests)
     models, other, metric = _given(models, other, metric, dialect, n_ctx)
@@ -281,7 +281,7 @@ def open_pairwise(path: str | os.PathLike[str]) -> Pairwise:
     for name, result in results.items():
         if result.similarity.size < joined.similarity[0].size:
             missing.append(f"{name}: later models")
-    rests = part_runs.kept_rests(folder, joined)
+    rests = part_runs.read_rests(folder, joined)
     if rests is None:
         missing.append("what belongs to no part")
     _warn_of(missing, path)

@@ -18,14 +18,15 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self, TypeAlias
 
 from tnsim.all_pairs.sources import Entry
 from tnsim.all_pairs.ways import PairSetting, Way
 from tnsim.compare.by_points import Rows
 from tnsim.compare.estimates import Estimate, Tiles
-from tnsim.compare.request import is_exact
+from tnsim.compare.request import CROSS, Question, is_exact
+from tnsim.compare.routes import Weighed
 from tnsim.engine.budget import Budget
 from tnsim.engine.ir.dtypes import ITEM_BYTES
 from tnsim.engine.runtime.devices import backend, check_addresses
@@ -133,11 +134,6 @@ class Sizes(NamedTuple):
             available=memory(setting),
         )
 
-    @property
-    def pairs(self) -> int:
-        """The number of inner products; of a single list each pair counts once."""
-        return pairs_of(self.rows, self.columns, self.symmetric)
-
     def tile(self, work: int, model_bytes: int, share: float = 1 / 8) -> int:
         """The number of models per side of a tile, limited by its work and its memory.
 
@@ -150,7 +146,7 @@ class Sizes(NamedTuple):
             model_bytes: Bytes of a single model.
             share: Share of the memory for the models of a tile.
         """
-        # They are never measured: equal runs have equal tiles, and so equal bits.
+        # Work is counted and never timed: equal runs have equal tiles, and so equal bits.
         most_work = _TILE_WORK if backend() == "cpu" else _ACCELERATED * _TILE_WORK
         # A tile of n models a side has n^2 pairs, so limits on pairs are limits on n^2.
         by_work = math.isqrt(max(1, most_work // work))
@@ -194,11 +190,13 @@ class RouteOfRun(ABC):
         name: Name of the route.
         way: How tasks compute along the route.
         search: Expected seconds until an estimate is there.
+        of_pair: The same route for the inner products of two models.
     """
 
     name: str
     way: Way
     search: float = 0.0
+    of_pair: Callable[[Question], Weighed]
 
     def __init__(self, models: Models, setting: PairSetting) -> None:
         self.models, self.setting = models, setting
@@ -207,9 +205,16 @@ class RouteOfRun(ABC):
     def estimate(self, limit: float = math.inf) -> Estimate:
         """See `compare.routes.Weighed`."""
 
-    @abstractmethod
+    def alone(self, model: Model) -> Weighed:
+        """The route for a model with itself."""
+        setting = self.setting
+        question = Question((model,), setting.metric, CROSS, setting.slices, setting.dtype)
+        return self.of_pair(question)
+
     def check(self, estimate: Estimate, budget: Budget) -> None:
-        """See `compare.routes.Weighed`."""
+        """See `compare.routes.Weighed`. A model with itself is to be within the budget."""
+        for route in map(self.alone, self.models.examples.values()):
+            route.check(route.estimate(), budget)
 
     def priced(
         self,
@@ -244,7 +249,7 @@ class RouteOfRun(ABC):
             peak_bytes=math.ceil(peak_bytes) + run.tile_bytes(tile),
             seconds=seconds,
             facts=facts,
-            tiles=Tiles(run.pairs, tile, run.tiles(tile), **how),
+            tiles=Tiles(setting.pairs, tile, run.tiles(tile), **how),
         )
 
 

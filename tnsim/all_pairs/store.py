@@ -61,6 +61,10 @@ RUN, MODELS, FINISHED = "run", "models", "finished"
 """Kinds of lists, by which their files are named."""
 RECORDS = "records"
 LOG = "computed.log"
+WITHIN_RESULTS = ("store", "parts")
+"""Names of the store, of whole models and of parts, in the folder where the command writes."""
+Form = tuple[tuple[int, ...], str]
+"""Shape and dtype of an array of a record."""
 _OLDER = ("zarr.json", "parts.json")  # files of the layouts up to version 5
 _PARTIAL = ".partial"  # suffix of an unfinished file
 _ABANDONED = 24 * 3600.0
@@ -217,9 +221,6 @@ class Store:
         if record.columns is None:
             return _norms(self.attrs, len(record.rows))
         return _tile(self.attrs, len(record.rows), len(record.columns))
-
-
-Form = tuple[tuple[int, ...], str]
 
 
 def sides(attrs: Mapping[str, Any]) -> str:
@@ -444,10 +445,6 @@ def _other_models(side: str, theirs: Mapping[str, Any], ours: Mapping[str, Any])
         if known not in given:
             return f"a model {label} (side {side}, number {n}) that is not given"
     return f"its models on side {side} in another order"
-
-
-WITHIN_RESULTS = ("store", "parts")
-"""Names of the store, of whole models and of parts, in the folder where the command writes."""
 
 
 def within_results(path: Path) -> Path:

@@ -1,4 +1,4 @@
-"""The route of a run that turns every model into a vector, so that a pair is a dot product."""
+"""Vectors of coefficients in a run: each model is a vector, and a pair a dot product."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from tnsim.all_pairs.run_plan import Models, RouteOfRun, Sizes, memory
 from tnsim.all_pairs.ways import Blocks, Combined, Job, PairSetting
-from tnsim.compare.by_features import expected_seconds
+from tnsim.compare.by_features import Vectors, expected_seconds
 from tnsim.compare.estimates import Estimate
 from tnsim.engine.budget import Budget
 from tnsim.errors import TooLarge
@@ -23,8 +24,8 @@ from tnsim.scaled import ScaledSum
 
 
 @dataclass(frozen=True)
-class Vectors(Blocks):
-    """Vectors in a space that holds all models, one part of the space after another.
+class AsVectors(Blocks):
+    """Models as vectors in a space that holds all, one part of the space after another.
 
     Args:
         space: The space.
@@ -75,7 +76,8 @@ class VectorRun(RouteOfRun):
 
     def __init__(self, models: Models, setting: PairSetting, space: FeatureSpace) -> None:
         super().__init__(models, setting)
-        self.space, self.name, self.way = space, space.route, Vectors(space)
+        self.space, self.name, self.way = space, space.route, AsVectors(space)
+        self.of_pair = partial(Vectors, space=space)
 
     def estimate(self, limit: float = math.inf) -> Estimate:
         """See `compare.routes.Weighed`."""
@@ -84,7 +86,7 @@ class VectorRun(RouteOfRun):
         numbers = space.length * space.d_out
         making = sum(space.multiplications(kinds) for kinds in made)
         run = Sizes.of(models, self.setting._replace(dtype="float64"))
-        work = making + run.pairs * numbers
+        work = making + self.setting.pairs * numbers
         vector_bytes = numbers * run.item
         section_bytes = max(one.length for one in space.parts) * space.d_out * run.item
         kept = len(made) * vector_bytes <= run.available / 2
@@ -114,7 +116,8 @@ class VectorRun(RouteOfRun):
         )
 
     def check(self, estimate: Estimate, budget: Budget) -> None:
-        """See `compare.routes.Weighed`."""
+        """See `compare.routes.Weighed`. All vectors at hand are to fit the memory as well."""
+        super().check(estimate, budget)
         available = memory(self.setting)
         if estimate.peak_bytes > available:
             raise TooLarge(

@@ -43,7 +43,7 @@ from tnsim.scaled import (
 )
 from tnsim.sessions import session
 
-Numbers: TypeAlias = tuple[int, int]
+IndexPair: TypeAlias = tuple[int, int]
 """Numbers of two models of a block, the smaller one first."""
 _WORKER = "worker"  # owner of the blocks of all runs on a worker, see `Job.kept`
 
@@ -276,8 +276,8 @@ class ByPairs(Blocks):
 
     @abstractmethod
     def paired(
-        self, job: Job, models: Sequence[Any], pairs: Sequence[Numbers]
-    ) -> dict[Numbers, ScaledSum]:
+        self, job: Job, models: Sequence[Any], pairs: Sequence[IndexPair]
+    ) -> dict[IndexPair, ScaledSum]:
         """Inner products of pairs of prepared models."""
 
     @abstractmethod
@@ -288,7 +288,7 @@ class ByPairs(Blocks):
         """|sum_s c_s f_s|^2 = sum_st c_s c_t <f_s|f_t>; every product is computed once."""
         index, (coefficients, exponents) = block.terms.index, block.coefficients()
         # Pairs of models that occur together in some combination.
-        wanted: set[Numbers] = set()
+        wanted: set[IndexPair] = set()
         for row in index.tolist():
             wanted.update(itertools.combinations_with_replacement(sorted(set(row)), 2))
         known = {}

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 SMALL = 8
 """Size of labels in points."""
+LONGEST = 32
+"""Most letters of a label of a model; longer ones would take the picture."""
 MAX_NUMBERS = 200
 """Most cells of a matrix into which numbers are written."""
 _MANY = 60
@@ -689,10 +691,6 @@ def written(label: Any) -> str:
         a\\$1\\$
     """
     return printable(str(label)).replace("$", r"\$")
-
-
-LONGEST = 32
-"""Most letters of a label of a model; longer ones would take the picture."""
 
 
 def shortened(label: Any) -> str:

@@ -50,10 +50,6 @@ if TYPE_CHECKING:
     import xarray as xr
 
 
-BATCH = 4096
-"""Inputs per forward pass."""
-Inputs: TypeAlias = Float[np.ndarray, "n *positions in"] | int
-"""Inputs as an array, or the number of standard normal inputs to draw."""
 __all__ = [
     "agreement",
     "cka",
@@ -64,7 +60,10 @@ __all__ = [
     "weight_slices",
 ]
 
-
+BATCH = 4096
+"""Inputs per forward pass."""
+Inputs: TypeAlias = Float[np.ndarray, "n *positions in"] | int
+"""Inputs as an array, or the number of standard normal inputs to draw."""
 Models: TypeAlias = Any
 """Models as `pairwise` takes them: a sequence, a mapping from labels to models, a series or paths;
 modules of PyTorch in their place, and plain functions where inputs are given."""
@@ -496,7 +495,8 @@ def mean_cosine(
 
     Args:
         models: K models with the same inputs and outputs, as `pairwise` takes them.
-        inputs: An array (n, d_in) or (n, positions, d_in), or a number n of standard normal inputs.
+        inputs: An array (n, d_in) or (n, positions, d_in), token ids (n, positions), or a number n
+            of standard normal inputs.
         seed: Seed of drawn inputs: a number, a NumPy generator or a JAX key.
         names: K labels.
         output: Output of functions with several, as for `Empirical`.

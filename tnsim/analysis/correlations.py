@@ -103,7 +103,7 @@ def paired_entries(
         if not np.array_equal(labels, others):
             raise ResultError(
                 f"two matrices are compared over the same models; along {axis} the first has "
-                f"{_label_range(labels)}, the second {_label_range(others)}"
+                f"{label_range(labels)}, the second {label_range(others)}"
             )
     values = [table.values for table in tables]
     rows, columns = values[0].shape
@@ -125,6 +125,14 @@ def paired_entries(
     return x, y
 
 
-def _label_range(labels: np.ndarray) -> str:
-    """The number of labels with the first and the last, for a message."""
+def label_range(labels: np.ndarray) -> str:
+    """The number of labels with the first and the last, for a message.
+
+    Args:
+        labels: Labels of models.
+
+    Example:
+        >>> label_range(np.array([0, 50, 100]))
+        '3 models, 0 to 100'
+    """
     return f"{len(labels)} models, {labels[0]} to {labels[-1]}"

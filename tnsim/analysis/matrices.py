@@ -348,13 +348,13 @@ def check_result(result: Any) -> None:
         raise ResultError(f"expected a result of tnsim.pairwise, found {shown(result)}")
 
 
-def is_one_set(result: xr.Dataset) -> bool:
+def is_one_set(result: Any) -> bool:
     """Whether rows and columns of a result are the same models, so that it has all their pairs.
 
     Equal labels alone do not say so: positions in two lists, or the steps of two runs, are equal.
 
     Args:
-        result: Result of a run, over parts as well.
+        result: Result of a run, over parts as well, or one of its matrices, which has labels alone.
 
     Example:
         >>> import xarray as xr
@@ -386,8 +386,8 @@ def square(result: Matrix) -> xr.DataArray:
     """
     table = matrix(result)
     rows, columns = table.shape
-    # Equal size is not enough: the models themselves have to be the same.
-    if rows != columns or not np.array_equal(table["a"], table["b"]):
+    # A result says of itself whether it has two lists of models; a matrix alone has labels.
+    if not is_one_set(result if hasattr(result, "attrs") else table):
         raise ResultError(
             f"this needs all pairs of one set of models, found {rows} rows and {columns} columns "
             "that are not the same models"

@@ -14,6 +14,8 @@ from jaxtyping import Float, Int
 from tnsim.errors import ModelError
 
 EPS = float(np.finfo(np.float64).eps)
+_COORDINATES = 4096
+"""Coordinates that are multiplied at once."""
 
 
 def cosines(rows: Sequence[Float[np.ndarray, " size"]], zero: str) -> Float[np.ndarray, "K K"]:
@@ -145,10 +147,6 @@ def centred(outputs: Float[np.ndarray, "n *positions out"]) -> Float[np.ndarray,
     if spread < count * EPS:  # a constant: the deviations are rounding errors
         spread = math.inf
     return rows / spread if coordinates < count else kernel / spread**2
-
-
-_COORDINATES = 4096
-"""Coordinates that are multiplied at once."""
 
 
 def _size(outputs: Float[np.ndarray, "n out"]) -> float:

@@ -28,7 +28,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from tnsim.analysis.chords import Embedding, dendrogram, mds, spectrum
-from tnsim.analysis.correlations import Correlation, correlation
+from tnsim.analysis.correlations import Correlation, correlation, label_range
 from tnsim.analysis.matrices import TOLERANCE, matrix, place_of, square
 from tnsim.analysis.phases import Segmentation, phase_of_rows, segment, segmentations
 from tnsim.errors import ResultError
@@ -244,8 +244,8 @@ def against_control(
     changed, kept = square(similarity), square(control)
     if not np.array_equal(changed["a"], kept["a"]):
         raise ResultError(
-            f"a control has the steps of its run: found {_row_range(kept)}, and "
-            f"{_row_range(changed)} in the run"
+            f"a control has the steps of its run: found {label_range(kept['a'].values)}, and "
+            f"{label_range(changed['a'].values)} in the run"
         )
     # The last change point is the change; blocks before it only divide the common past.
     if not len(change_points):
@@ -260,12 +260,6 @@ def against_control(
         )
     of_run, of_control = score(changed, change_points), score(kept, change_points)
     return AgainstControl(of_run, of_control, of_run - of_control)
-
-
-def _row_range(table: Matrix) -> str:
-    """The number of rows with their first and last label, for a message."""
-    labels = square(table)["a"].values
-    return f"{len(labels)} rows from {labels[0]} to {labels[-1]}"
 
 
 @checked

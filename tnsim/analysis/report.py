@@ -104,11 +104,11 @@ def write(
     check_result(result)
     page = _filled_page({"title": title, **_run_contents(result)})
     path = Path(path)
-    # Half of a surrogate pair, as in an undecodable file name, has no UTF-8; it is written as its
-    # escape, which JSON reads.
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path, PAGE) as temporary:
+            # Half of a surrogate pair, as in an undecodable file name, has no UTF-8; it is written
+            # as its escape, which JSON reads.
             temporary.write_text(page, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise ResultError(f"{path}: cannot be written: {error.strerror or error}") from None

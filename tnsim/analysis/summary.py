@@ -271,9 +271,10 @@ def _of_parts(result: xr.Dataset, one_set: bool) -> list[str]:
     """The parts of each kind that moved furthest from the first model to the last."""
     first, last = result["a"].values[0], result["b"].values[-1]
     counted = f"{result.sizes['a']} models" if one_set else "models"
-    said = [f"{result.sizes['part']} parts of {counted}; from {first} to {last} moved furthest:"]
+    counted = f"{result.sizes['part']} parts of {counted}"
     if not {"log_norm_a", "log_norm_b", "kind"} <= set(result.variables):
-        return [f"{result.sizes['part']} parts of {counted}."]  # with similarities alone
+        return [f"{counted}."]  # with similarities alone
+    said = [f"{counted}; from {first} to {last} moved furthest:"]
     moved = most_changed(result)
     labels, apart, alike = (moved[name].values for name in ("part", "distance", "similarity"))
     for kind in dict.fromkeys(result["kind"].values.tolist()):

@@ -18,6 +18,24 @@ from typing import Any, NamedTuple
 from tnsim.checkpoints.named_arrays import listing
 from tnsim.errors import CheckpointError, UnsupportedLayer, printable
 
+_NORMALISED_QK = "normalises queries and keys, so its scores are no bilinear form"
+NOT_POLYNOMIAL: Mapping[str, str] = {
+    "gemma2": "caps its scores and logits by tanh (softcaps)",
+    "gemma3": _NORMALISED_QK,
+    "gemma3_text": _NORMALISED_QK,
+    "qwen3": _NORMALISED_QK,
+    "qwen3_moe": _NORMALISED_QK,
+    "olmo2": _NORMALISED_QK,
+    "olmo3": _NORMALISED_QK,
+    "bloom": "adds a constant for each distance to its scores (ALiBi)",
+    "mpt": "adds a constant for each distance to its scores (ALiBi)",
+    "mixtral": "chooses among experts by a softmax of the input",
+}
+"""Reasons why models of other types are refused."""
+_SOFTCAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+_QK_NORM_ENTRIES = ("use_qk_norm", "qk_layernorm", "qk_norm")
+_QK_NORM_NAME = re.compile(r"(^|[._])(q|k|query|key)_?(layer)?_?norm([._]|$)", re.IGNORECASE)
+
 
 class Place(NamedTuple):
     """The place of a tensor in a layout.
@@ -169,28 +187,6 @@ LAYOUTS: Mapping[str, Layout] = {layout.name: layout for layout in _layouts()}
 """Layouts by the `model_type` of their configurations."""
 
 
-QK_NORMS = "normalises queries and keys, so its scores are no bilinear form"
-
-NOT_POLYNOMIAL: Mapping[str, str] = {
-    "gemma2": "caps its scores and logits by tanh (softcaps)",
-    "gemma3": QK_NORMS,
-    "gemma3_text": QK_NORMS,
-    "qwen3": QK_NORMS,
-    "qwen3_moe": QK_NORMS,
-    "olmo2": QK_NORMS,
-    "olmo3": QK_NORMS,
-    "bloom": "adds a constant for each distance to its scores (ALiBi)",
-    "mpt": "adds a constant for each distance to its scores (ALiBi)",
-    "mixtral": "chooses among experts by a softmax of the input",
-}
-"""Reasons why models of other types are refused."""
-
-
-_SOFTCAPS = ("attn_logit_softcapping", "final_logit_softcapping")
-_QK_NORMS = ("use_qk_norm", "qk_layernorm", "qk_norm")
-_QK_NORM = re.compile(r"(^|[._])(q|k|query|key)_?(layer)?_?norm([._]|$)", re.IGNORECASE)
-
-
 def layout_of(config: Mapping[str, Any]) -> Layout:
     """The layout that a configuration names.
 
@@ -235,9 +231,9 @@ def _check_settings(config: Mapping[str, Any]) -> None:
                 f"{key} = {config[key]!r} of config.json caps by tanh (softcap), and a cap is no "
                 f"polynomial; {_readable_layouts()}"
             )
-    for key in _QK_NORMS:
+    for key in _QK_NORM_ENTRIES:
         if config.get(key):
-            raise UnsupportedLayer(f"{key} of config.json {QK_NORMS}; {_readable_layouts()}")
+            raise UnsupportedLayer(f"{key} of config.json {_NORMALISED_QK}; {_readable_layouts()}")
     if config.get("quantization_config"):
         raise CheckpointError(
             "quantization_config of config.json says that weights are packed; save the model in "
@@ -341,8 +337,8 @@ def places_of(
         if name in known or any(fnmatch.fnmatchcase(name, pattern) for pattern in ignored):
             continue
         # A norm of queries would change scores, whatever the configuration says.
-        if _QK_NORM.search(name):
-            raise UnsupportedLayer(f"{name} {QK_NORMS}")
+        if _QK_NORM_NAME.search(name):
+            raise UnsupportedLayer(f"{name} {_NORMALISED_QK}")
         raise CheckpointError(
             f"tensor {printable(str(name), 120)!r} has no place in the layout {layout.name} of "
             f"{layers} layers with the biases that config.json says; merge adapters into the "

@@ -7,13 +7,13 @@ A head of bilinear attention multiplies two scores, so its QK circuit is of orde
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tnsim.circuits.standard_parts import Circuits, PartName, View, is_held, listed, score
+from tnsim.circuits.standard_parts import Circuits, PartName, View, is_held, score
 from tnsim.circuits.transformer import Affine, key_turns
 from tnsim.errors import UnsupportedLayer
 from tnsim.models.activated import Elementwise
@@ -126,7 +126,7 @@ class OwnParts:
         left = [np.asarray(output.weight).T for _, output in parts]  # type: ignore[attr-defined]
         # Biases become a column, so that inner products include them.
         right = [Affine(value.weight, value.bias).lifted() for value, _ in parts]  # type: ignore[attr-defined]
-        return Circuits(names, np.stack(left), np.stack(right), None)
+        return Circuits(names, _stacked(left), _stacked(right), None)
 
     def ends(self) -> tuple[np.ndarray, np.ndarray]:
         """Embeddings of all tokens, and the matrix of logits.
@@ -155,11 +155,14 @@ class OwnParts:
         Returns:
             Values (heads, d_head^2, vocabulary) of both sides on all tokens, divided by the root of
             the vocabulary, so that sums over tokens are means.
+
+        Raises:
+            UnsupportedLayer: Layers rotate keys differently.
         """
         embedded, _ = self.ends()
         lifted = np.column_stack([embedded, np.ones(len(embedded))]).T
         names = self.names("qk")
-        left, right, turns = [], [], None
+        left, right, rotations = [], [], []
         for name in names:
             core, h = innermost(self.model.layers[name.layer or 0]), name.head or 0
             assert isinstance(core, Attention)  # as `names` says
@@ -171,19 +174,30 @@ class OwnParts:
             share = 1.0 / (core.d_head * len(embedded) ** 0.5)
             left.append(share * _row_products(q1, q2))
             right.append(share * _row_products(k1, k2))
-            turns = key_turns(core.frequencies, core.d_head, view.distances)
+            rotations.append(key_turns(core.frequencies, core.d_head, view.distances))
+        turns = rotations[0]
+        if not all(np.array_equal(other, turns) for other in rotations):
+            raise UnsupportedLayer(
+                "heads are compared through the embedding by one rotation of keys, and layers of "
+                "the model have several: leave through out, where both streams have one basis"
+            )
         if turns is not None:
             # Products of two scores turn both factors at once.
             turns = np.stack([np.kron(turn, turn) for turn in turns])
-        return Circuits(names, np.stack(left), np.stack(right), turns)
+        return Circuits(names, _stacked(left), _stacked(right), turns)
 
     def _qk(self, core: Attention, h: int, view: View) -> Model:
+        if view.centred:
+            raise UnsupportedLayer(
+                "no softmax follows the scores of bilinear attention, so that their mean over keys "
+                "counts: leave centred out"
+            )
         said = "products of two scores, before the mask"
         turns = key_turns(core.frequencies, core.d_head, view.distances)
         if turns is None:
             turns = np.eye(core.d_head)[None]
         else:
-            said += f", of keys {listed(view.distances)} before their query"
+            said += f", {view.keys}"
         queries, keys = [], []
         for n in "12":
             key = _head_rows(core, f"k{n}", h)
@@ -197,25 +211,26 @@ class OwnParts:
         return self._part_model([both, Bilinear(first.T, second.T, np.eye(count))], said)
 
     def _direct_path(self) -> Model:
-        """Linear layers in a row, nonlinear ones replaced by their skips."""
+        """Linear layers in a row, with the skips of nonlinear ones between them."""
         layers: list[Layer] = []
-        factor = 1.0
         for layer in self.model.layers:
             if isinstance(innermost(layer), Linear):
                 layers.append(layer)
-            else:
-                # Nonlinear layers pass their input on, times the skip.
-                factor = factor * residual_rule(layer)[0]
-        first = layers[0] if layers else Linear(np.eye(self.model.d_in))
-        rest = layers[1:]
-        if factor != 1.0:
-            return self._part_model([first, Linear(factor * np.eye(first.d_out)), *rest], "logits")
-        return self._part_model([first, *rest], "outputs of the linear layers alone")
+            elif (skip := residual_rule(layer)[0]) != 1.0:
+                layers.append(Linear(skip * np.eye(layer.d_in)))
+        layers = layers or [Linear(np.eye(self.model.d_in))]
+        return self._part_model(layers, "outputs of the linear layers alone")
 
     def _part_model(self, layers: list[Any], gives: str) -> Model:
         caveats = self.model.origin.caveats if self.model.origin else ()
         said = (f"gives {gives}",)
         return Model(layers, None, Origin("part of a model", said, caveats))
+
+
+def _stacked(maps: Sequence[np.ndarray]) -> np.ndarray:
+    """Maps of all heads as one array, with rows of zeros behind those of narrower heads."""
+    rows = max(map(len, maps))
+    return np.stack([np.pad(each, ((0, rows - len(each)), (0, 0))) for each in maps])
 
 
 def _row_products(first: np.ndarray, second: np.ndarray) -> np.ndarray:

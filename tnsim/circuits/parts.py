@@ -421,7 +421,8 @@ def parts(
     Raises:
         UnsupportedLayer: The layout is unknown, or the transformer normalises queries and keys,
             caps scores, or has an activation without a name here where MLPs are asked for. On
-            looking a part up: its block of the module computes something else.
+            looking a part up: its block of the module computes something else, or scores of it
+            cannot be centred.
         CheckpointError: A file is damaged, or a tensor has no place in the layout.
         ModelError: A kind or a distance is unknown, or there is no part.
 

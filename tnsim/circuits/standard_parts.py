@@ -70,6 +70,11 @@ class View(NamedTuple):
     norm: str = "fold"
     centred: bool = False
 
+    @property
+    def keys(self) -> str:
+        """The keys of scores that depend on distance, in words."""
+        return f"of keys {', '.join(map(str, self.distances))} before their query"
+
     def behind(self, norm: Norm, after: Affine) -> Affine:
         """The map of a part that stands behind a norm."""
         return after.behind(norm) if self.norm == "fold" else after
@@ -199,7 +204,7 @@ class StandardParts:
         if (turns := transformer.turns(view.distances)) is not None:
             # The query stands still, and each distance turns the key.
             keys = [key.turned(turn) for turn in turns]
-            said += f", of keys {listed(view.distances)} before their query"
+            said += f", {view.keys}"
         scores = score([query] * len(keys), keys, transformer.score_scale(i))
         return self._part_model([scores], said, self._reads_from("attention", i, view))
 
@@ -334,11 +339,6 @@ def activation_of(name: str) -> Activation:
             f"{', '.join(_ACTIVATIONS)}: leave its parts out by kinds=('qk', 'ov', 'direct')"
         )
     return activation(_ACTIVATIONS[name])
-
-
-def listed(numbers: Sequence[int]) -> str:
-    """Numbers as a text, such as `1, 2`."""
-    return ", ".join(map(str, numbers))
 
 
 def checked_view(distances: Sequence[int], norm: str, centred: bool = False) -> View:

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 _LATER_LOOKS = 2
 """Looks until a file counts that another process found before: the first look sees it, the second
 sees it unchanged."""
-
-
 _PATIENCE = 20
 """Looks for which a file that cannot be read may still be on its way."""
 

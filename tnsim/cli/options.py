@@ -56,6 +56,11 @@ MetricName: TypeAlias = Literal[
 DtypeOption = Annotated[
     Literal["float64", "float32"], typer.Option("--dtype", help="Precision of the computation.")
 ]
+_Command: TypeAlias = Callable[..., None]
+_OBJECTS: ContextVar[TextIO | None] = ContextVar("_OBJECTS", default=None)
+"""Where `print_json` writes; None for the standard output."""
+_AGAIN = 0.05
+"""Seconds after which a signal that was dropped is sent again."""
 
 
 def _presets() -> list[str]:
@@ -141,9 +146,6 @@ class MetricOptions:
         ),
     ] = None
     dtype: DtypeOption = "float64"
-
-
-_Command: TypeAlias = Callable[..., None]
 
 
 def grouped(command: _Command) -> _Command:
@@ -516,10 +518,6 @@ def say(text: str) -> None:
         typer.echo(printable(line))
 
 
-_OBJECTS: ContextVar[TextIO | None] = ContextVar("_OBJECTS", default=None)
-"""Where `print_json` writes; None for the standard output."""
-
-
 @contextmanager
 def _object_alone() -> Iterator[None]:
     """Send all other output to stderr: code of a user, a forward pass too, may print anything."""
@@ -559,9 +557,6 @@ def compiling_shown() -> Iterator[None]:
 
         with reporting(report):
             yield
-
-
-_AGAIN = 0.05  # seconds after which a signal that was dropped is sent again
 
 
 class Stopped(KeyboardInterrupt):

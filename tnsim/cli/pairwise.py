@@ -146,8 +146,7 @@ def pairwise(
     _check_follow(follow, until, dry_run, as_json)
     if distances is not None and "qk" not in (parts or "").split(","):
         raise typer.BadParameter("--distances are those of --parts qk, which are not given")
-    as_it_is = asked.metric if parts is None else None
-    networks = networks_of(reading, as_it_is)
+    networks = networks_of(reading, asked.metric if parts is None else None)
 
     def models_of(names: Sequence[str | Path]) -> Any:
         if parts is None:

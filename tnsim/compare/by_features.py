@@ -97,7 +97,7 @@ class Vectors:
 
         Args:
             first, second: Models or sums of models, not traced.
-            request: Question asked of them.
+            request: Metric, precision, budget, and the products that are wanted.
             traced: False.
 
         Raises:

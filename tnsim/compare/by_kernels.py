@@ -143,7 +143,7 @@ class Kernels:
 
         Args:
             first, second: Models or sums of models.
-            request: Question asked of them, under a Gaussian metric.
+            request: Gaussian metric, precision, budget, and the products that are wanted.
             traced: Whether weights, coefficients or metric are traced.
 
         Returns:
@@ -186,15 +186,13 @@ class Kernels:
                     mean_share(bra, mean_part, values["AA"]),
                     mean_share(ket, mean_part, values["BB"]),
                 )
-        return InnerProducts(
-            values, exponent, traced, request.dtype, Kernels.name, mean_share=share
-        )
+        return InnerProducts(values, exponent, False, request.dtype, self.name, mean_share=share)
 
 
 def _prepared_sum(summands: Sequence[tuple[Any, Model]], metric: Metric) -> SumOfModels:
     """A sum of prepared models with the powers of two of coefficients and models taken out."""
     if nonlinear(*(kinds(model) for _, model in summands)) > 1:
-        made = [(c, prepared_under(model, metric, KERNEL_DTYPE)) for c, model in summands]
+        made = [(c, prepared_under(model, metric)) for c, model in summands]
         return scaled_terms((c, model.exponent, model) for c, model in made)
     known = [(c, hidden_units(with_powers(model, MOST_PAIRED))) for c, model in summands]
     models = {id(units): model for (_, units), (_, model) in zip(known, summands, strict=True)}
@@ -206,7 +204,7 @@ def _prepared_sum(summands: Sequence[tuple[Any, Model]], metric: Metric) -> SumO
         known = [*small_differences(known, KERNEL_DTYPE)] or [(0.0, known[0][1])]
     for c, units in known:
         if id(units) in models:
-            made.append((c, prepared_under(models[id(units)], metric, KERNEL_DTYPE)))
+            made.append((c, prepared_under(models[id(units)], metric)))
         else:
             made.append((c, units_under(units, metric, reading, KERNEL_DTYPE)))
     return scaled_terms((c, model.exponent, model) for c, model in made)
@@ -248,7 +246,7 @@ def kernels_at_numbers(
         models: Distinct models of both sums, as numbers.
         moving: Numbers of the models that are differentiated.
         places: Numbers of the models of each sum.
-        request: Question asked of the sums.
+        request: Request for the sums.
 
     Raises:
         TooLarge: The slopes exceed the budget.
@@ -257,9 +255,7 @@ def kernels_at_numbers(
     check_differentiable(models)
     metric = request.metric
     prepared = [
-        under(model, metric, KERNEL_DTYPE)
-        if n in moving
-        else prepared_under(model, metric, KERNEL_DTYPE)
+        under(model, metric, KERNEL_DTYPE) if n in moving else prepared_under(model, metric)
         for n, model in enumerate(models)
     ]
     kernels, taken = {}, 0
@@ -297,7 +293,7 @@ def traced_products(
     Args:
         first, second: Models or sums of models.
         places: Numbers of the models of each sum.
-        request: Question asked of the sums, in the precision of the trace.
+        request: Request for the sums, in the precision of the trace.
         given: What is known as numbers; everything else is a part of the trace.
     """
     prepared = dict(given.models)
@@ -321,18 +317,17 @@ def traced_products(
     return InnerProducts(values, exponent, True, request.dtype, Kernels.name)
 
 
-def prepared_under(model: Model, metric: Metric, dtype: str) -> PreparedModel:
+def prepared_under(model: Model, metric: Metric) -> PreparedModel:
     """A model under a metric, made once for as long as the model lives.
 
     Args:
         model: Model that `has_kernels` accepts under the metric, not traced.
         metric: A Gaussian metric.
-        dtype: Type of the arrays.
     """
 
     def make() -> PreparedModel:
-        return under(with_powers(model, MOST_PAIRED), metric, dtype)
+        return under(with_powers(model, MOST_PAIRED), metric, KERNEL_DTYPE)
 
     device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
-    key = prepared_under, content(metric), dtype, device
+    key = prepared_under, content(metric), device
     return kept_with(model, key, make, lambda made: total_bytes(jax.tree.leaves(made)))

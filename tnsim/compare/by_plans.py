@@ -205,11 +205,6 @@ class PlannedPair(NamedTuple):
         """The plan within the budget of a request, the same object at every call."""
         return affordable(self.family, self.wanted, request.slices, request.dtype, request.budget)
 
-    @property
-    def count_of_runs(self) -> int:
-        """Number of runs of the plan, one at every moment node."""
-        return 1 if self.family.nodes is None else len(self.family.nodes.points)
-
     def inputs(self, plan: Plan, metric: Metric, d_in: int) -> list[dict[str, Any]]:
         """The arrays of the inputs by name, at every moment node; once where there are no nodes."""
         nodes = self.family.nodes
@@ -234,7 +229,7 @@ def by_plans(first: AnyModel, second: AnyModel, request: Request, traced: bool) 
 
     Args:
         first, second: Models or sums of models.
-        request: Question asked of them.
+        request: Metric, precision, budget, and the products that are wanted.
         traced: Whether weights, coefficients or metric are traced.
 
     Returns:
@@ -335,7 +330,7 @@ def planned_pairs(
     Args:
         models: Distinct models in scientific notation.
         places: Numbers of the models of each sum.
-        request: Question asked of the sums, its metric in the units of the inputs.
+        request: Request for the sums, its metric in the units of the inputs.
         traced: Whether weights, coefficients or metric are traced, or are to be differentiated.
 
     Raises:
@@ -375,7 +370,7 @@ def products_of(
         pairs: Pairs of models, see `planned_pairs`.
         results: Results of the plan of each pair, at every moment node.
         written: Exponents and factors of the models.
-        request: Question asked of the sums.
+        request: Request for the sums.
         traced: Whether numbers are traced.
     """
     of_pairs: dict[tuple[int, int], dict[str, ScaledSum]] = {}

@@ -25,8 +25,8 @@ from tnsim.compare.request import (
     Question,
     Request,
     is_exact,
-    parts,
     smaller_share,
+    summands,
 )
 from tnsim.engine.budget import Budget
 from tnsim.errors import ModelError, TooLarge
@@ -118,7 +118,7 @@ class AtPoints:
 
         Args:
             first, second: Models, sums of models or plain functions.
-            request: Question asked of them.
+            request: Metric, precision, budget, and the products that are wanted.
             traced: Whether weights or coefficients are traced.
 
         Raises:
@@ -126,7 +126,7 @@ class AtPoints:
         """
         points, slices, dtype = self.points, request.slices, request.dtype
         self.check(self.estimate(), request.budget)
-        one, two = parts(first), parts(second)
+        one, two = summands(first), summands(second)
         if traced:
             # Batches follow no smaller budget: each becomes part of the caller's program.
             known = [part for _, part in (*one, *two)]
@@ -163,7 +163,7 @@ def at_traced_points(first: AnyModel, second: AnyModel, sample: WeightedPoints) 
         first, second: Models or sums of models.
         sample: All points.
     """
-    found = at_points.over_batches(parts(first), parts(second), [sample], False, True)
+    found = at_points.over_batches(summands(first), summands(second), [sample], False, True)
     return InnerProducts(found, 0.0, True, str(found["AB"].mantissa.dtype), "data")
 
 

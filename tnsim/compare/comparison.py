@@ -62,7 +62,7 @@ class Form:
         return self.arguments({n: jnp.asarray(x, self.dtype) for n, x in leaves.items()})
 
     def request(self, metric: Any) -> Request:
-        """The question, under a metric with these or other numbers; None where points are given."""
+        """The request, under a metric with these or other numbers; None where points are given."""
         return Request(metric, self.dtype, self.budget, self.squared_norms)
 
     @property
@@ -78,8 +78,8 @@ class Moves(NamedTuple):
 
     Attributes:
         places: Numbers of the models of each sum.
-        models: Numbers of the models that do.
-        metric: Whether the metric does.
+        models: Numbers of the models that depend on them.
+        metric: Whether the metric depends on them.
     """
 
     places: Places

@@ -318,7 +318,7 @@ def _runs(
         layouts: Layouts of the models with moving weights.
         moves: What depends on moving weights.
         written: Models in scientific notation.
-        request: Question, its metric in the units of the inputs.
+        request: Request for the sums, its metric in the units of the inputs.
         moved: Arrays that depend on moving weights.
         made: All arrays of models or of a metric with moving weights.
     """
@@ -390,8 +390,8 @@ def _answer_of_plans(
         runs = iter(zip(mantissas, exponents, strict=True))
         results = []
         for pair in pairs:
-            weights = pair.plan(request).scale_weights
-            results.append([Result(*next(runs), weights) for _ in range(pair.count_of_runs)])
+            plan = pair.plan(request)
+            results.append([Result(*next(runs), plan.scale_weights) for _ in range(plan.runs)])
         products = products_of(a, b, places, pairs, results, written, request, traced=True)
         return beside_number(form.answer(products, (a, b), request))
 
@@ -424,7 +424,7 @@ def differentiated(answer: Answer, a: Any, b: Any, request: Request) -> tuple[An
     Args:
         answer: Function that makes a number of the inner products.
         a, b: Models or combinations of models, some weights or moments being traced.
-        request: Question asked of them.
+        request: Metric, precision, budget, and the products that are wanted.
 
     Returns:
         The number and the numbers that accompany it, traced.

@@ -15,7 +15,7 @@ from tnsim.compare.request import (
     Question,
     Request,
     check_comparison,
-    parts,
+    summands,
 )
 from tnsim.compare.resident import apart_by_precision, is_known_constant
 from tnsim.compare.routes import cheapest
@@ -33,10 +33,10 @@ def inner_products(a: Comparable, b: Comparable, request: Request) -> InnerProdu
 
     Args:
         a, b: Models, sums of models or plain functions.
-        request: Question asked of them.
+        request: Metric, precision, budget, and the products that are wanted.
 
     Returns:
-        The products, with the plan and the sums of forward passes where these ran.
+        The products, with the sums of forward passes where these ran.
 
     Raises:
         ModelError: The models cannot be compared.
@@ -51,7 +51,7 @@ def inner_products(a: Comparable, b: Comparable, request: Request) -> InnerProdu
         b = a if same else b
     first = _as_differences(a, request.dtype)
     second = first if b is a else _as_differences(b, request.dtype)
-    one, two = parts(first), parts(second)
+    one, two = summands(first), summands(second)
     models = [part for _, part in (*one, *two) if isinstance(part, Model)]
     alone = not traced and len(models) == 2 and len(one) == len(two) == 1
     if alone and one[0][0] == two[0][0] and same_weights(*models):

@@ -17,7 +17,7 @@ from tnsim.compare.by_points import reading_of
 from tnsim.compare.centred import without_mean
 from tnsim.compare.estimates import count_text
 from tnsim.compare.numbers import Number, cosine_error
-from tnsim.compare.request import Comparable, highest_degree, parts, with_metric
+from tnsim.compare.request import Comparable, highest_degree, summands, with_metric
 from tnsim.compare.similarity import similarity
 from tnsim.engine import precision
 from tnsim.engine.budget import Budget
@@ -130,7 +130,7 @@ def check(
     if centred:
         a, b = without_mean(a, chosen), without_mean(b, chosen)
     seed = seed_number(seed, "the seed of a check")
-    models = [part for _, part in (*parts(a), *parts(b)) if isinstance(part, Model)]
+    models = [part for _, part in (*summands(a), *summands(b)) if isinstance(part, Model)]
     reading = reading_of(models)
     if not models and isinstance(chosen, Empirical):  # functions alone, on inputs of an estimate
         *positions, width = chosen.inputs.shape[1:]
@@ -144,7 +144,7 @@ def check(
         )
     closed = similarity(*given, chosen, centred=centred)
     with _with_bar(points, progress) as watched:
-        sums = at_points.sums([parts(a)], [parts(b)], watched, False, "float64")
+        sums = at_points.sums([summands(a)], [summands(b)], watched, False, "float64")
     estimate, error = _estimated_cosine(sums, Arithmetic(highest_degree((a, b)), "float64"))
     # Without spread, as between a model and its copy, nothing deviates.
     both = math.hypot(error, float(closed.standard_error or 0.0))

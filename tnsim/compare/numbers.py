@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
-from tnsim.compare.request import InnerProducts, Request, Two, highest_degree, is_exact, parts
+from tnsim.compare.request import InnerProducts, Request, Two, highest_degree, is_exact, summands
 from tnsim.engine import precision
 from tnsim.engine.precision import Arithmetic
 from tnsim.errors import TnsimError
@@ -299,7 +299,7 @@ def _number_facts(number: Number | Numbers) -> str:
             formatter={"float_kind": "{:.3g}".format},
         )
         facts += f", standard_error={error}"
-    if isinstance(number, Number) and (number.mean_share or 0.0) > 0.5:
+    if isinstance(number, Number) and number._of_means:
         facts += f", mean_share={number.mean_share:.3g}"
     return facts
 
@@ -310,7 +310,7 @@ def cosine(products: InnerProducts, models: Two, request: Request) -> Any:
     Args:
         products: Inner products AB, AA and BB.
         models: Models that were compared.
-        request: Question asked of them.
+        request: Metric, precision, budget, and the products that are wanted.
 
     Returns:
         A `Number`, or `Numbers` where outputs are told apart; inside a trace an array, NaN where a
@@ -325,7 +325,7 @@ def cosine(products: InnerProducts, models: Two, request: Request) -> Any:
         for product in values.values():
             precision.check_finite([product.mantissa], request.metric.name, products.dtype)
         for name, model, which in zip(("AA", "BB"), models, ("first", "second"), strict=True):
-            several = len(parts(model)) > 1
+            several = len(summands(model)) > 1
             norm, subject = values[name], f"the {which} model"
             precision.check_norm(norm, subject, several, arithmetic, request.centred)
     if products.traced:  # the dtype of a trace is that of the weights
@@ -348,7 +348,7 @@ def value(products: InnerProducts, models: Two, request: Request) -> Any:
     Args:
         products: Inner product AB, and the norms where they are known.
         models: Models that were compared.
-        request: Question asked of them.
+        request: Metric, precision, budget, and the products that are wanted.
 
     Returns:
         A `Number`; inside a trace an array, NaN where the product of two models has no digit left
@@ -379,7 +379,7 @@ def logarithm(products: InnerProducts, models: Two, request: Request) -> SignedL
     Args:
         products: Inner product AB, and the norms where they are known.
         models: Models that were compared.
-        request: Question asked of them.
+        request: Metric, precision, budget, and the products that are wanted.
 
     Returns:
         A `Number` each for sign and logarithm, which has the standard error; inside a trace arrays,
@@ -401,10 +401,7 @@ def logarithm(products: InnerProducts, models: Two, request: Request) -> SignedL
 
 
 def _report_rounding(products: InnerProducts, models: Two, request: Request) -> None:
-    """Warn of, or refuse, the rounding error of an inner product, relative to the two norms.
-
-    Warnings point four frames up: past this function, its caller here and the verb.
-    """
+    """Warn of, or refuse, the rounding error of an inner product, relative to the two norms."""
     values = products.values
     product = values["AB"]
     precision.check_finite([product.mantissa], request.metric.name, products.dtype)

@@ -1,4 +1,4 @@
-"""Questions about two models, the inner products that answer them, and checks of the models."""
+"""The request of a verb, the question of its route, and the inner products that answer both."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Question(NamedTuple):
 
 
 class Request(NamedTuple):
-    """A question about two models, or about all pairs of models in two sums.
+    """What a verb asks of two models, or of two sums of models.
 
     Args:
         metric: Metric of the comparison.
@@ -300,7 +300,7 @@ def at_numbers(a: Any, b: Any, metric: Any) -> bool:
     return all(tracer.to_concrete_value() is not None for tracer in tracers)
 
 
-def parts(model: Any) -> Terms:
+def summands(model: Any) -> Terms:
     """The coefficients and models of a sum; a model or a plain function is a sum of a single term.
 
     Raises:
@@ -323,7 +323,7 @@ def highest_degree(models: Iterable[Comparable]) -> int:
     """The highest degree, or growth, of the models; plain functions count as degree 1."""
     degrees = [1]
     for model in models:
-        degrees += [part.growth for _, part in parts(model) if isinstance(part, Model)]
+        degrees += [part.growth for _, part in summands(model) if isinstance(part, Model)]
     return max(degrees)
 
 

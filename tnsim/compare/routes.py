@@ -76,7 +76,7 @@ class Route(Weighed, Protocol):
 
         Args:
             first, second: Both sides, whose models are those of the question.
-            request: Question asked of them.
+            request: Metric, precision, budget, and the products that are wanted.
             traced: Whether weights, coefficients or metric are traced.
 
         Raises:

@@ -1,7 +1,7 @@
 """The verbs: similarity, slices, inner, log_inner and plan.
 
-Models are aligned and planned by shape (once per structure and process), their arrays are lifted
-where a bias or a skip needs it, and the plan is run. Outside a JAX trace everything runs in a
+A verb reads both sides as models and makes a `Request` of its options; `inner_products` computes
+along the cheapest route, and `numbers` makes the answer. Outside a JAX trace everything runs in a
 scoped 64-bit, full-precision setting, and results are NumPy float64. Inside a trace everything runs
 in the dtype of the weights given, and results are JAX arrays.
 """

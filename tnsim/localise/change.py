@@ -54,6 +54,7 @@ Exchanges: TypeAlias = FunctionsExchanged | WeightsExchanged
 """Two networks a and b whose components are exchanged."""
 _SHOWN = 8
 """Most components of a table in a notebook."""
+_LINEAR = "linear layers, those of B on both sides of the change; parts with ends=True, --ends"
 _NO_LINEAGE = (
     "putting back any single component moves the function further than the whole change did: the "
     "two are no checkpoints of one network, or hidden units moved, so that exchanged weights mean "
@@ -187,9 +188,6 @@ class Change:
         order = largest(self.share, len(self.share))
         rows = [(self.components[n], f"{self.share[n]:.4g}") for n in order]
         return html_table(title, rows, ("component", "share"))
-
-
-_LINEAR = "linear layers, those of B on both sides of the change; parts with ends=True, --ends"
 
 
 def text_of_change(change: Change, beside: Mapping[str, np.ndarray] = MappingProxyType({})) -> str:

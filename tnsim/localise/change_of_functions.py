@@ -25,6 +25,7 @@ from tnsim.localise.differences import Batch
 from tnsim.localise.exchanges import Split, Unchanged
 from tnsim.localise.grams import NEAR, Setting, check_bilinear
 from tnsim.localise.slopes import (
+    MOST_NODES,
     Nodes,
     SwitchedModels,
     exact_nodes,
@@ -154,15 +155,15 @@ class FunctionsExchanged(NamedTuple):
         exact = is_exact(setting.metric, (self.a, self.b)) and of == "distance"
         return Split(slopes, together / together.sum(), total, surroundings, exact)
 
-    def rounding_error(self, target: float, power: int) -> float:
+    def rounding_error(self, target: float, factors: int) -> float:
         """The bound of the error that float32 leaves in results, see `slopes.rounding_error`.
 
         Args:
             target: Squared norm that results are relative to.
-            power: Number of factors in a result whose rounding is enlarged.
+            factors: Number of factors in a result whose rounding is enlarged.
         """
         models = self.a, self.switched.at(0.5), self.b
-        return rounding_error(self.switched, models, target, power)
+        return rounding_error(self.switched, models, target, factors)
 
     @property
     def switched(self) -> SwitchedModels:
@@ -306,7 +307,7 @@ def _of_similarity(
         missed = abs(slopes.sum(axis=0).sum() - total)
         if missed <= close * total:
             return slopes
-        if 2 * count > 512:
+        if 2 * count > MOST_NODES:
             raise ResultError(
                 f"the similarity changes too steeply between the models: {count} nodes miss "
                 f"{missed:.1g} of {total:.3g}; use of='distance', which is exact"

@@ -306,7 +306,9 @@ class ByScore:
         of: Function of the network that returns the score.
 
     Attributes:
-        names, how, total: As in `OnInputs`.
+        names: Names of the weight tensors.
+        how: What the networks are measured by, in words.
+        total: The score of B less that of A.
     """
 
     def __init__(self, network: SwitchedNetwork, of: Callable[[Any], Any]) -> None:
@@ -385,7 +387,9 @@ class OfModels:
         of: Measure that is split, `"distance"` or `"similarity"`.
 
     Attributes:
-        names, how, total: As in `OnInputs`.
+        names: Names of the weight tensors.
+        how: What the models are compared by, in words.
+        total: The measure between both models.
     """
 
     def __init__(self, a: Model, b: Model, setting: Setting, of: str) -> None:
@@ -542,8 +546,8 @@ class WeightsExchanged(NamedTuple):
             return Split(slopes, share, total)
         doubt = (
             f"shares, which sum to {share.sum():.4g}, are known to {error:.1g} only, as the path "
-            "of weights between the networks is too rough for 129 nodes: split the change at a "
-            "checkpoint in between"
+            f"of weights between the networks is too rough for {_MOST_STEPS + 1} nodes: split the "
+            "change at a checkpoint in between"
         )
         return Split(slopes, share, total, doubts=(doubt,))
 
@@ -601,9 +605,8 @@ def exchange_weights(a: Any, b: Any, setting: Setting, by: Any, of: Any) -> Weig
         lineage = OfModels(a, b, setting, str(of))
     check_finite(lineage.total)
     if lineage.total == 0:
-        what = (
-            f"have one {name_of(of)}" if callable(of) else "are the same function on these inputs"
-        )
+        what = f"have one {name_of(of)}" if callable(of) else "are the same function"
+        what += " on these inputs" if isinstance(lineage, OnInputs) else ""
         raise Unchanged(f"the networks {what}: there is no change to split")
     parts = groups_of(lineage.names, "module" if by is None else by)
     # Modules are found by the names that they have, layers of models by their numbers.

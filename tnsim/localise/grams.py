@@ -56,7 +56,7 @@ def one_less_cosine(squares: float, longer: float, first: float, second: float) 
 
 
 class Setting(Request):
-    """The request that all comparisons of one question are: metric, precision and budget."""
+    """The metric, precision and budget of all comparisons that a split of a model needs."""
 
     def inner(self, a: AnyModel, b: AnyModel) -> Any:
         """The inner product of two models."""
@@ -100,7 +100,7 @@ class Setting(Request):
             return cancellation_at(model, points)
         return max(1.0, math.sqrt(float(amplification(model, self.metric))))
 
-    def points(self, *models: Model) -> Any:
+    def points(self, *models: Model) -> Points | None:
         """Points at which models are compared; None where a plan answers.
 
         Args:

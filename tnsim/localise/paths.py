@@ -381,7 +381,7 @@ def _warn_of_each(results: Sequence[Paths | Edges]) -> None:
 
 
 def _models(a: Any, b: Any, metric: Metric, n_ctx: int | None) -> tuple[Any, Any]:
-    """A model and its partner, if any, of what stands for them."""
+    """A model and its partner, if any, read from what the caller gave."""
     both = comparables(a, a if b is None else b, metric, n_ctx)
     one, two = map(with_dense_matrices, both)
     return one, None if b is None else two

@@ -46,14 +46,13 @@ from tnsim.models.model import Combination, Model, terms
 from tnsim.problems import batches
 from tnsim.problems.conditioning import fits_float32
 from tnsim.problems.features import common_space
+from tnsim.scaled import power
 
 MOST_NODES = 512
 """Most nodes of one integral, each a reverse gradient."""
 _IN_CACHE = 2**23
 """Bytes of the states of a block of points at the nodes that run together. Elementwise steps of a
 larger block wait for memory."""
-
-
 _MOST_MODELS = 64
 """Most models of all sums of which parts are made; gradients take as long for all components as for
 one."""
@@ -120,8 +119,9 @@ def nodes(count: int) -> Nodes:
     if count > MOST_NODES:
         raise TooLarge(
             f"an exact integral over all switches takes {count:,} gradients here, more than "
-            f"{MOST_NODES:,}, as its degree grows exponentially with depth; use fewer components "
-            "(within=[...])"
+            f"{MOST_NODES:,}, as its degree grows exponentially with depth; give models of fewer "
+            "layers. A change of modules is also split by weights: by='module' on "
+            "tnsim.Empirical(inputs)"
         )
     # From [-1, 1] to [0, 1].
     x, w = np.polynomial.legendre.leggauss(count)
@@ -135,7 +135,7 @@ def exact_nodes(degree: int) -> Nodes:
 
 
 def rounding_error(
-    switched: SwitchedModels, models: Sequence[Model], target: float, power: int = 1
+    switched: SwitchedModels, models: Sequence[Model], target: float, factors: int = 1
 ) -> float:
     """The bound of the relative error of derivatives by switches in float32; 0 in float64.
 
@@ -147,7 +147,7 @@ def rounding_error(
         switched: Models with switches.
         models: Models that are computed.
         target: Squared norm |T|^2 that results are relative to.
-        power: Number of factors in a result whose rounding is enlarged.
+        factors: Number of factors in a result whose rounding is enlarged.
     """
     setting, points = switched.setting, switched.points
     if setting.dtype == "float64":
@@ -165,7 +165,7 @@ def rounding_error(
         size = math.sqrt(max(squared, 0.0) / target)
         enlarged = max(enlarged, size * setting.enlarged(model, points))
     growth = max(model.growth for model in models)
-    return Arithmetic(growth, setting.dtype).rounding * enlarged**power
+    return Arithmetic(growth, setting.dtype).rounding * enlarged**factors
 
 
 class Slope(NamedTuple):
@@ -475,7 +475,7 @@ def gram_of_parts(switched: SwitchedModels) -> Float[np.ndarray, "players player
     at, setting = exact_nodes(switched.degree), switched.setting
     if (sums := parts_as_sums(switched, at, ())) is not None:
         found = along_plans(sums, None, setting)
-        return found.values * 2.0**found.exponent
+        return power(found.values, np.float64(found.exponent))
     with execution.precision():
         weights = _placed(switched.weights, setting.dtype)
         if switched.points is not None:
