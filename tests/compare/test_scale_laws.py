@@ -15,6 +15,7 @@ from refusals import refused
 from sequence_oracles import attention
 
 import tnsim
+from tnsim.models.matrices import SparseMatrix
 from tnsim.models.scaling import scaled
 
 LAWS = settings(max_examples=6)
@@ -267,7 +268,8 @@ def test_a_scaled_model_is_the_same_function(name, slices, rng):
             assert max(np.abs(w).max() for w in jax.tree.leaves(near) if np.ndim(w) == 2) < 2
 
 
-def test_rows_of_any_size_count(rng):
+@pytest.mark.parametrize("matrix", [np.asarray, SparseMatrix.of], ids=["dense", "sparse"])
+def test_rows_of_any_size_count(matrix, rng):
     """Hidden units and coordinates of a bond in units of their own, far apart."""
     first, second = linear(rng, 3, 3, True), bilinear(rng, 3, 4, 2)
     c = tnsim.Model([bilinear(rng, 3, 4, 2)])
@@ -275,7 +277,7 @@ def test_rows_of_any_size_count(rng):
     a = tnsim.Model([first, second])
     b = tnsim.Model(
         [
-            tnsim.Linear(turned(first.weight, bond), np.ldexp(first.bias, bond)),
+            tnsim.Linear(matrix(turned(first.weight, bond)), np.ldexp(first.bias, bond)),
             tnsim.Bilinear(
                 turned(np.ldexp(second.left, np.negative(bond)), left),
                 turned(np.ldexp(second.right, np.negative(bond)), right),
