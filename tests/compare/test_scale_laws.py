@@ -427,6 +427,22 @@ def test_small_hidden_states_that_large_weights_read(power, rng):
             verb(*models, metric, dtype="float32")
 
 
+@pytest.mark.parametrize("verb", ["similarity", "slices", "pairwise"])
+def test_biases_hide_no_hidden_states_below_the_range_of_float32(verb, rng):
+    """Products of five rows that vanished left the biases behind them: -0.52 for 0.34."""
+    layers = [linear(rng, 2, 2), attention(rng, 2, 1, 2, 2, 2, rope_base=None), linear(rng, 2, 2)]
+    units = np.array([-25, 5])
+    small = output_times(layers[0], units[:, None]), legs_times(layers[1], -units)
+    biased = tnsim.Linear(layers[2].weight, rng.normal(size=2))
+    near, far = (tnsim.Model([*x, biased], n_ctx=2) for x in (layers[:2], small))
+    other = tnsim.Model([linear(rng, 2, 2, bias=True)], n_ctx=2)
+    metric = tnsim.Empirical(rng.normal(size=(9, 2, 2)))
+    assert_close(tnsim.similarity(far, other, metric), tnsim.similarity(near, other, metric))
+    asked = [[far, other]] if verb == "pairwise" else [far, other]
+    with refused("use dtype='float64'", tnsim.TnsimError):
+        getattr(tnsim, verb)(*asked, metric, dtype="float32")
+
+
 @pytest.mark.parametrize("size", [1e-160, 1e120])
 def test_squares_that_are_no_floats_are_refused_without_warnings_of_numpy(size, rng):
     first = [linear(rng, 2, 3, bias=True) for _ in "ab"]

@@ -239,7 +239,7 @@ def _means(vectors: Sequence[Vector], batch: WeightedPoints) -> list[ScaledSum]:
 
 
 def with_cancellation(
-    sums: Sums, rows: Sequence[Terms], columns: Sequence[Terms] | None, points: Points
+    sums: Sums, rows: Sequence[Terms], columns: Sequence[Terms] | None, points: Points, dtype: str
 ) -> Sums:
     """Sums whose sizes count the cancellation within each model, as error bounds take them.
 
@@ -247,13 +247,16 @@ def with_cancellation(
         sums: Sums of the rows and columns over the points.
         rows, columns: Functions that were compared; a plain function counts as it is.
         points: Points of the measure.
+        dtype: Precision of the forward passes of models.
     """
+    slices = np.ndim(sums.rows.mantissa) > 2
 
     def factors(every: Sequence[Terms]) -> np.ndarray:
         found = []
         for terms in every:
             models = [part for _, part in terms if isinstance(part, Model)]
-            found.append(max((cancellation_at(x, points) for x in models), default=1.0))
+            own = [cancellation_at(model, points, dtype, slices) for model in models]
+            found.append(max(own, default=1.0))
         return np.array(found)
 
     first = factors(rows)
