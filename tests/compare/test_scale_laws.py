@@ -427,20 +427,33 @@ def test_small_hidden_states_that_large_weights_read(power, rng):
             verb(*models, metric, dtype="float32")
 
 
+def with_small_states(rng, layer, units, n_ctx=None):
+    """A model, the same with hidden states in some units, whose products float32 loses, and another."""
+    layers, last, units = [linear(rng, 2, 2), layer], linear(rng, 2, 2, bias=True), np.array(units)
+    small = output_times(layers[0], units[:, None]), legs_times(layers[1], -units)
+    other = tnsim.Model([linear(rng, 2, 2, bias=True)], n_ctx)
+    return *(tnsim.Model([*x, last], n_ctx) for x in (layers, small)), other
+
+
 @pytest.mark.parametrize("verb", ["similarity", "slices", "pairwise"])
 def test_biases_hide_no_hidden_states_below_the_range_of_float32(verb, rng):
     """Products of five rows that vanished left the biases behind them: -0.52 for 0.34."""
-    layers = [linear(rng, 2, 2), attention(rng, 2, 1, 2, 2, 2, rope_base=None), linear(rng, 2, 2)]
-    units = np.array([-25, 5])
-    small = output_times(layers[0], units[:, None]), legs_times(layers[1], -units)
-    biased = tnsim.Linear(layers[2].weight, rng.normal(size=2))
-    near, far = (tnsim.Model([*x, biased], n_ctx=2) for x in (layers[:2], small))
-    other = tnsim.Model([linear(rng, 2, 2, bias=True)], n_ctx=2)
+    layer = attention(rng, 2, 1, 2, 2, 2, rope_base=None)
+    near, far, other = with_small_states(rng, layer, [-25, 5], 2)
     metric = tnsim.Empirical(rng.normal(size=(9, 2, 2)))
     assert_close(tnsim.similarity(far, other, metric), tnsim.similarity(near, other, metric))
     asked = [[far, other]] if verb == "pairwise" else [far, other]
     with refused("use dtype='float64'", tnsim.TnsimError):
         getattr(tnsim, verb)(*asked, metric, dtype="float32")
+
+
+def test_traces_in_float32_keep_small_hidden_states(rng):
+    """Nothing can be refused there, where products that vanished left the biases behind them."""
+    models = with_small_states(rng, bilinear(rng, 2, 3, 2), [-30, 30])
+    near, far, other = jax.tree.map(lambda x: np.asarray(x, "float32"), models)
+    metric = tnsim.Empirical(rng.normal(size=(9, 2)))
+    found = jax.jit(lambda model: tnsim.inner(model, other, metric))(far)
+    assert_close(found, tnsim.inner(near, other, metric), rtol=1e-5, limited_by="float32")
 
 
 @pytest.mark.parametrize("size", [1e-160, 1e120])

@@ -49,11 +49,12 @@ from tnsim.models.forward import (
 from tnsim.models.functions import Function, outputs_of
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
-from tnsim.models.scaling import Unit
+from tnsim.models.scaling import Unit, scaled_with_shifts
 from tnsim.problems import features
 from tnsim.problems.batches import Part, batches_of_groups, groups, in_batches, work_of
 from tnsim.problems.conditioning import cancellation_at
 from tnsim.problems.features import FeatureBlock
+from tnsim.problems.state_sizes import SampledStates
 from tnsim.scaled import (
     LOG_2,
     SMALLEST,
@@ -64,7 +65,9 @@ from tnsim.scaled import (
     larger,
     library,
     magnified,
+    not_differentiated,
     share_of_squares,
+    shifted,
     split,
     stacked,
     taken,
@@ -87,6 +90,9 @@ _KEPT_BATCHES, _KEPT_MEANS = 32, 4
 
 
 _EAGER = 2**27  # multiplications below which compiling takes longer than computing
+
+
+_FEW = 16  # inputs whose states tell the units of bonds in a trace
 
 
 _MANY = 16  # inputs beside which a few more take little time
@@ -322,6 +328,8 @@ class _Runner:
         self.models = {key: part for key, part in parts.items() if isinstance(part, Model)}
         self.functions = {key: part for key, part in parts.items() if key not in self.models}
         self.slices, self.dtype, self.mode, self.together = slices, dtype, mode, together
+        # A trace refuses no hidden states that float32 loses: it has to lose none.
+        self.by_states = mode == "traced" and dtype == "float32"
         self.step, self.rest = after, _vector_behind
         if mode == "compiled":
             self.step, self.rest = _compiled_step, _compiled_rest
@@ -339,7 +347,10 @@ class _Runner:
             vectors[key] = self._of_function(key, function, batch, halves)
         # Of networks on disk those that ran last stay loaded: the next batch begins with them.
         self.functions = dict(reversed(self.functions.items()))
-        for keys in self._by_next_layer(self.models, 0):
+        together = self._by_next_layer(self.models, 0)
+        if self.by_states:  # of layers that models have in common units differ with what follows
+            together = [[key] for key in self.models]
+        for keys in together:
             inputs: Any = read[keys[0]]
             unit: Unit = np.zeros(())
             if not is_tokens(inputs):
@@ -347,7 +358,7 @@ class _Runner:
                 inputs = inputs.astype(self.dtype)
             if self.mode == "traced":
                 inputs = jax.tree.map(jnp.asarray, inputs)
-            layers = {key: self._scaled_model(self.models[key], unit) for key in keys}
+            layers = {key: self._scaled_model(self.models[key], unit, inputs) for key in keys}
             vectors |= self._behind_first_layer(layers, inputs, halves)
         return vectors
 
@@ -393,8 +404,11 @@ class _Runner:
             groups.setdefault((id(layer), ahead(later), None if later else key), []).append(key)
         return list(groups.values())
 
-    def _scaled_model(self, model: Model, unit: Unit) -> ScaledLayers:
-        """A model in scientific notation, for some units of inputs."""
+    def _scaled_model(self, model: Model, unit: Unit, inputs: Any) -> ScaledLayers:
+        """A model in scientific notation, for some inputs and the units that they are in."""
+        if self.by_states and model.is_polynomial and not is_tokens(inputs):
+            made = _in_units_of_states(model, self.slices, inputs, unit)
+            return jax.tree.map(jnp.asarray, made)
         if self.mode == "traced":
             return jax.tree.map(jnp.asarray, scaled_layers(model, self.slices, unit))
         layers = []
@@ -449,6 +463,23 @@ class _Runner:
             return vector
         lengths = np.asarray(vector.lengths, np.float64)
         return Vector(vector.values, np.asarray(vector.exponent, np.float64), lengths, lengths)
+
+
+def _in_units_of_states(model: Model, slices: bool, inputs: Any, unit: Unit) -> ScaledLayers:
+    """The layers of a model in units of its states on a few inputs, coordinate by coordinate.
+
+    Small hidden states that large weights read then stay in the range of float32.
+
+    Args:
+        model: Polynomial model, traced or not.
+        slices: Whether each output has an exponent of its own.
+        inputs: Inputs in their units.
+        unit: Exponents of these units.
+    """
+    fixed, few = not_differentiated((model, inputs[:_FEW]))
+    (_, exponent), shifts = scaled_with_shifts(fixed, slices, SampledStates(few), unit)
+    *layers, last = scaled_layers(jax.tree.map(shifted, model, shifts), slices)
+    return (*layers, Scaled(last.value, last.exponent + exponent))
 
 
 def _narrowed(array: Any, dtype: str) -> np.ndarray:
