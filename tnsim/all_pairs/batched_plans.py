@@ -30,7 +30,7 @@ from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.devices import backend, mesh, replicated, spread
 from tnsim.engine.runtime.execution import Result
 from tnsim.engine.runtime.stacking import StackedAxes, aligned
-from tnsim.models.model import Model
+from tnsim.models.model import Model, with_dense_matrices
 from tnsim.names import Pair, Side, side_of
 from tnsim.problems.base import Family
 from tnsim.problems.families import choose
@@ -312,7 +312,8 @@ class Contracted(ByPairs):
         """See `Blocks.prepared`."""
         setting = job.setting
         # In units that all models of the run share.
-        made = [scaled_under(model, setting.units, setting.slices) for model in of.models]
+        dense = map(with_dense_matrices, of.models)  # as `by_plans` has them
+        made = [scaled_under(model, setting.units, setting.slices) for model in dense]
         exponents = np.array([model.exponent for model in made])
         roots = np.sqrt([model.cancels for model in made])
         values = tuple(model.value for model in made)

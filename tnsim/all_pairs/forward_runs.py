@@ -153,7 +153,7 @@ def _sums(
     means = columns is None and are_inputs(points, setting.metric)
     asked = setting.slices, setting.dtype, setting.budget
     found = at_points.sums(first, second, points, *asked, means=means)
-    return at_points.with_cancellation(found, first, second, points)
+    return at_points.with_cancellation(found, first, second, points, setting.dtype)
 
 
 def function_entry(source: Source, metric: Any, stored: bool) -> Entry:

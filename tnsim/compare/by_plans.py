@@ -51,7 +51,7 @@ from tnsim.metrics.metric import is_expectation, joins_whole_trees
 from tnsim.metrics.orbits import expected_count
 from tnsim.metrics.protocol import Metric
 from tnsim.models.arrays import weights_dtype
-from tnsim.models.model import AnyModel, Model, kept_with, terms
+from tnsim.models.model import AnyModel, Model, kept_with, terms, with_dense_matrices
 from tnsim.models.offsets import constant
 from tnsim.names import COVARIANCE, SIDES, Pair
 from tnsim.problems import features
@@ -242,7 +242,8 @@ def by_plans(first: AnyModel, second: AnyModel, request: Request, traced: bool) 
     # All models of a comparison are written in the same units, as are the inputs; the metric then
     # follows the inputs.
     metric, units = request.metric, common_units(models, request.metric)
-    known = [in_units(model, units, request.slices) for model in models]
+    # Plans read dense matrices, whose rows have units and bases of their own.
+    known = [in_units(with_dense_matrices(model), units, request.slices) for model in models]
     request = request._replace(metric=units.metric)
     pairs = planned_pairs([one.value for one in known], places, request, traced)
     run = _traced_runs if traced else partial(_host_runs, tier=tier_in_use())

@@ -135,7 +135,7 @@ class AtPoints:
             return InnerProducts(found, 0.0, True, str(found["AB"].mantissa.dtype), self.name)
         means = are_inputs(points, request.metric)
         sampled = at_points.sums([one], [two], points, slices, dtype, request.budget, means=means)
-        sampled = at_points.with_cancellation(sampled, [one], [two], points)
+        sampled = at_points.with_cancellation(sampled, [one], [two], points, dtype)
         # Sums of forward passes are matrices of all rows with all columns; here each side is a row.
         values = {
             "AB": taken(at_points.over_groups(sampled.products), (0, 0)),

@@ -97,7 +97,7 @@ class Setting(Request):
     def enlarged(self, model: Model, points: Points | None) -> float:
         """The factor by which a model enlarges the rounding of its weights, at least 1."""
         if points is not None:
-            return cancellation_at(model, points)
+            return cancellation_at(model, points, self.dtype)
         return max(1.0, math.sqrt(float(amplification(model, self.metric))))
 
     def points(self, *models: Model) -> Points | None:

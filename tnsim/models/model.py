@@ -360,7 +360,8 @@ def with_dense_matrices(model: Any) -> Any:
         model: A model or a combination; anything else is returned unchanged.
 
     Returns:
-        The same functions; a model without sparse matrices itself.
+        The same functions; a model without sparse matrices itself. The same object at every call
+        for a model that never changes, so that what is made of it is kept.
 
     Raises:
         TooLarge: A matrix is too large to be written out.
@@ -373,9 +374,22 @@ def with_dense_matrices(model: Any) -> Any:
     """
     if isinstance(model, Combination) and is_sparse(model):
         return Combination((c, with_dense_matrices(part)) for c, part in terms(model))
-    if isinstance(model, Model) and is_sparse(model):
-        return Model(map(written_out, model.layers), model.n_ctx, model.origin)
-    return model
+    if not (isinstance(model, Model) and is_sparse(model)):
+        return model
+
+    def make() -> Model:
+        dense = Model(map(written_out, model.layers), model.n_ctx, model.origin)
+        if is_constant(model):  # then nobody else holds the arrays that may be written to
+            for leaf in jax.tree.leaves(dense):
+                if isinstance(leaf, np.ndarray):
+                    leaf.flags.writeable = False
+        return dense
+
+    return kept_with(model, with_dense_matrices, make, _bytes)
+
+
+def _bytes(model: Model) -> float:
+    return sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(model))
 
 
 def in_numpy(model: Any) -> Any:

@@ -49,11 +49,12 @@ from tnsim.models.forward import (
 from tnsim.models.functions import Function, outputs_of
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
-from tnsim.models.scaling import Unit
+from tnsim.models.scaling import Unit, scaled_with_shifts
 from tnsim.problems import features
 from tnsim.problems.batches import Part, batches_of_groups, groups, in_batches, work_of
 from tnsim.problems.conditioning import cancellation_at
 from tnsim.problems.features import FeatureBlock
+from tnsim.problems.state_sizes import SampledStates
 from tnsim.scaled import (
     LOG_2,
     SMALLEST,
@@ -64,7 +65,9 @@ from tnsim.scaled import (
     larger,
     library,
     magnified,
+    not_differentiated,
     share_of_squares,
+    shifted,
     split,
     stacked,
     taken,
@@ -81,6 +84,7 @@ Mode: TypeAlias = Literal["eager", "compiled", "traced"]
 # Batches whose products, and whose means, wait to be added up. A mean has all outputs.
 _KEPT_BATCHES, _KEPT_MEANS = 32, 4
 _EAGER = 2**27  # multiplications below which compiling takes longer than computing
+_FEW = 16  # inputs whose states tell the units of bonds in a trace
 _MANY = 16  # inputs beside which a few more take little time
 _MOST_SHIFTED = 10_000  # exponents beyond those of floats
 _FIRST_LINE = 10.0  # seconds after which the first line of progress is logged, each later at twice
@@ -225,7 +229,7 @@ def _means(vectors: Sequence[Vector], batch: WeightedPoints) -> list[ScaledSum]:
 
 
 def with_cancellation(
-    sums: Sums, rows: Sequence[Terms], columns: Sequence[Terms] | None, points: Points
+    sums: Sums, rows: Sequence[Terms], columns: Sequence[Terms] | None, points: Points, dtype: str
 ) -> Sums:
     """Sums whose sizes count the cancellation within each model, as error bounds take them.
 
@@ -233,13 +237,16 @@ def with_cancellation(
         sums: Sums of the rows and columns over the points.
         rows, columns: Functions that were compared; a plain function counts as it is.
         points: Points of the measure.
+        dtype: Precision of the forward passes of models.
     """
+    slices = np.ndim(sums.rows.mantissa) > 2
 
     def factors(every: Sequence[Terms]) -> np.ndarray:
         found = []
         for terms in every:
             models = [part for _, part in terms if isinstance(part, Model)]
-            found.append(max((cancellation_at(x, points) for x in models), default=1.0))
+            own = [cancellation_at(model, points, dtype, slices) for model in models]
+            found.append(max(own, default=1.0))
         return np.array(found)
 
     first = factors(rows)
@@ -305,6 +312,8 @@ class _Runner:
         self.models = {key: part for key, part in parts.items() if isinstance(part, Model)}
         self.functions = {key: part for key, part in parts.items() if key not in self.models}
         self.slices, self.dtype, self.mode, self.together = slices, dtype, mode, together
+        # A trace refuses no hidden states that float32 loses: it has to lose none.
+        self.by_states = mode == "traced" and dtype == "float32"
         self.step, self.rest = after, _vector_behind
         if mode == "compiled":
             self.step, self.rest = _compiled_step, _compiled_rest
@@ -322,7 +331,10 @@ class _Runner:
             vectors[key] = self._of_function(key, function, batch, halves)
         # Of networks on disk those that ran last stay loaded: the next batch begins with them.
         self.functions = dict(reversed(self.functions.items()))
-        for keys in self._by_next_layer(self.models, 0):
+        together = self._by_next_layer(self.models, 0)
+        if self.by_states:  # of layers that models have in common units differ with what follows
+            together = [[key] for key in self.models]
+        for keys in together:
             inputs: Any = read[keys[0]]
             unit: Unit = np.zeros(())
             if not is_tokens(inputs):
@@ -330,7 +342,7 @@ class _Runner:
                 inputs = inputs.astype(self.dtype)
             if self.mode == "traced":
                 inputs = jax.tree.map(jnp.asarray, inputs)
-            layers = {key: self._scaled_model(self.models[key], unit) for key in keys}
+            layers = {key: self._scaled_model(self.models[key], unit, inputs) for key in keys}
             vectors |= self._behind_first_layer(layers, inputs, halves)
         return vectors
 
@@ -376,8 +388,11 @@ class _Runner:
             groups.setdefault((id(layer), ahead(later), None if later else key), []).append(key)
         return list(groups.values())
 
-    def _scaled_model(self, model: Model, unit: Unit) -> ScaledLayers:
-        """A model in scientific notation, for some units of inputs."""
+    def _scaled_model(self, model: Model, unit: Unit, inputs: Any) -> ScaledLayers:
+        """A model in scientific notation, for some inputs and the units that they are in."""
+        if self.by_states and model.is_polynomial and not is_tokens(inputs):
+            made = _in_units_of_states(model, self.slices, inputs, unit)
+            return jax.tree.map(jnp.asarray, made)
         if self.mode == "traced":
             return jax.tree.map(jnp.asarray, scaled_layers(model, self.slices, unit))
         layers = []
@@ -432,6 +447,23 @@ class _Runner:
             return vector
         lengths = np.asarray(vector.lengths, np.float64)
         return Vector(vector.values, np.asarray(vector.exponent, np.float64), lengths, lengths)
+
+
+def _in_units_of_states(model: Model, slices: bool, inputs: Any, unit: Unit) -> ScaledLayers:
+    """The layers of a model in units of its states on a few inputs, coordinate by coordinate.
+
+    Small hidden states that large weights read then stay in the range of float32.
+
+    Args:
+        model: Polynomial model, traced or not.
+        slices: Whether each output has an exponent of its own.
+        inputs: Inputs in their units.
+        unit: Exponents of these units.
+    """
+    fixed, few = not_differentiated((model, inputs[:_FEW]))
+    (_, exponent), shifts = scaled_with_shifts(fixed, slices, SampledStates(few), unit)
+    *layers, last = scaled_layers(jax.tree.map(shifted, model, shifts), slices)
+    return (*layers, Scaled(last.value, last.exponent + exponent))
 
 
 def _narrowed(array: Any, dtype: str) -> np.ndarray:

@@ -60,8 +60,10 @@ from tnsim.models.forward import (
     State,
     as_read,
     forward,
+    in_own_units,
     is_tokens,
     plain_forward,
+    scaled_layers,
     states,
 )
 from tnsim.models.layers import Residual, affine_maps, innermost
@@ -139,16 +141,21 @@ def amplification(model: Model, metric: Metric) -> Any:
     return float(_amplified(model, inputs))
 
 
-def cancellation_at(model: Model, points: Points) -> float:
+def cancellation_at(
+    model: Model, points: Points, dtype: str = "float64", slices: bool = False
+) -> float:
     """The factor by which forward passes of a model enlarge the rounding of inner products.
 
     Outputs are off by kappa eps, and inner products of outputs, which are formed after everything
     has cancelled, by twice that. The rounding of a polynomial of degree n is counted as 4 n eps, so
-    the factor is kappa / n, at least 1.
+    the factor is kappa / n, at least 1. In float32 hidden states may leave the range of floats too,
+    beside biases that hide the loss: outputs are held against those of float64.
 
     Args:
         model: Model on arrays of numbers.
         points: Inputs of the metric, of which the first few with a weight are run.
+        dtype: Precision of the forward passes.
+        slices: Whether outputs are told apart, so that the worst of them counts.
 
     Returns:
         The factor, measured once for a model that never changes and these inputs.
@@ -165,9 +172,43 @@ def cancellation_at(model: Model, points: Points) -> float:
         return 1.0
 
     def measured() -> float:
-        return max(1.0, math.sqrt(float(_amplified(_widest(model), inputs))))
+        wide = _widest(model)
+        factor = max(1.0, math.sqrt(float(_amplified(wide, inputs))))
+        if dtype == "float32":
+            missed = _missed_by_float32(wide, inputs, slices)
+            factor = max(factor, 2 * missed / Arithmetic(model.growth, dtype).rounding)
+        return factor
 
-    return kept_with(model, (cancellation_at, inputs.shape, inputs.tobytes()), measured)
+    key = cancellation_at, inputs.shape, inputs.tobytes(), dtype, slices
+    return kept_with(model, key, measured)
+
+
+def _missed_by_float32(model: Model, inputs: Any, slices: bool) -> float:
+    """The distance of outputs in float32 and float64, relative to those in float64.
+
+    Args:
+        model: Model in float64.
+        inputs: Few inputs.
+        slices: Whether the output that is farthest off counts, and not all together.
+    """
+    read, unit = (inputs, None) if is_tokens(inputs) else in_own_units(model, inputs)
+    layers = scaled_layers(model, slices, unit)
+    with np.errstate(all="ignore"):
+        exact, own = forward(layers, read)
+        narrow = [
+            Scaled(jax.tree.map(lambda x: np.asarray(x, np.float32), layer), exponent)
+            for layer, exponent in layers
+        ]
+        found, other = forward(tuple(narrow), read if is_tokens(read) else read.astype(np.float32))
+        # Exponents have the axes (points, 1), or (points, outputs).
+        shape = len(exact), *(1,) * (exact.ndim - 2), -1
+        factors = np.exp2(own - own.max(axis=0)).reshape(shape)
+        off = (found * np.exp2(other - own).reshape(shape) - exact) * factors
+        over = tuple(range(exact.ndim - 1)) if slices else None
+        squares, sizes = (np.square(x).sum(axis=over) for x in (off, exact * factors))
+        missed = np.sqrt(np.asarray(squares)[sizes > 0] / np.asarray(sizes)[sizes > 0])
+    # States that are NaN are refused by themselves.
+    return float(np.nan_to_num(missed, nan=0.0).max(initial=0.0))
 
 
 def _few_of(model: Model, points: Points) -> Any:

@@ -213,19 +213,19 @@ class SampledStates:
     Second moments of the states of sparse layers would be dense.
 
     Args:
-        values: States (points, width).
+        values: States (points, width), or (points, positions, width).
     """
 
-    values: Float[Array, "points width"]
+    values: Float[Array, "points *positions width"]
 
     @property
     def sizes(self) -> Unit:
         """Root mean squares of the coordinates of the state, (width,)."""
-        return _half_log2((self.values**2).mean(axis=0))
+        return _root_mean_squares(self.values)
 
     def of_rows(self, weight: Any, bias: Any) -> Unit:
         """Sizes of the entries of `W h + b`."""
-        return _half_log2((affine(self.values, weight, bias) ** 2).mean(axis=0))
+        return _root_mean_squares(affine(self.values, weight, bias))
 
     def in_units(self, unit: Unit) -> SampledStates:
         """The same states in units of `2 ** unit`."""
@@ -341,6 +341,11 @@ def _times_moment(rows: Any, second: Any) -> Any:
 def _moment_matrix(second: Any) -> Any:
     """A second moment as a matrix, also where it is given in parts."""
     return second.matrix() if isinstance(second, MomentInParts) else second
+
+
+def _root_mean_squares(values: Any) -> Unit:
+    """Sizes of the coordinates of some states."""
+    return _half_log2((values**2).mean(axis=tuple(range(values.ndim - 1))))
 
 
 def _half_log2(squares: Any) -> Unit:

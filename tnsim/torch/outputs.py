@@ -138,7 +138,8 @@ def _inner_products(
         ScaledSum(np.full(shape, value.item()), np.zeros(shape), np.full(shape, count))
         for shape, value, count in zip(shapes, sums, np.sum(sizes, axis=0), strict=True)
     )
-    whole = with_cancellation(Sums(ab, aa, bb, np.ones(1)), [terms[0]], [terms[1]], points)
+    given = Sums(ab, aa, bb, np.ones(1))
+    whole = with_cancellation(given, [terms[0]], [terms[1]], points, request.dtype)
     values = {
         "AB": taken(whole.products, (0, 0, 0)),
         "AA": taken(whole.rows, (0, 0)),
