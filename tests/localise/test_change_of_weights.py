@@ -327,6 +327,17 @@ def test_statistics_of_batch_norms_are_weights(affine):
     assert Counted.passes[False] < 2 * Counted.passes[True]  # no difference for each of them
 
 
+def test_parts_of_a_network_in_training_may_be_frozen():
+    """Every part took the mode of the whole, and what is frozen counted as random."""
+    a = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Dropout(0.5)).double()
+    b = moved(a, generator(4), within="0")
+    still = [copy.deepcopy(net).eval() for net in (a, b)]
+    for net in (a, b):
+        net[1:].eval()
+    found = tnsim.change(a, b, tnsim.Empirical(X))
+    assert a.training and found.total == tnsim.change(*still, tnsim.Empirical(X)).total
+
+
 @pytest.mark.slow
 def test_functions_of_jax_are_those_of_torch(pair):
 

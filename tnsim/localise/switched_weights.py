@@ -166,7 +166,6 @@ class _SwitchedModule:
             self.network = self.network.float()
         elif not isinstance(self.network, torch.jit.ScriptModule):  # whose code is compiled
             _run_as_precisely(self.network, second)
-        self.network.train(second.training)  # what is random in training is refused later
         self.function = with_output(self.network, output)
         self.step = _BUFFER_STEP[dtype]
         values = [_floats(module) for module in (first, second, self.network)]
@@ -174,7 +173,7 @@ class _SwitchedModule:
         self.names = tuple(values[2])
         self.places = tuple(values[2].values())
         parameters = {id(parameter) for parameter in self.network.parameters()}
-        self.is_buffer = np.array([id(place) not in parameters for place in self.places])
+        self.is_buffer = np.array([id(place) not in parameters for place in self.places], bool)
         # Copies, as both modules may be trained on before the last question; weights that do not
         # move stay in their places.
         self.ends: dict[int, list[Any]] = {}
@@ -182,7 +181,7 @@ class _SwitchedModule:
             one, two = (end[name].detach() for end in values[:2])
             if (one != two.to(one.device)).any():
                 self.ends[n] = [one.clone(), two.clone()]
-        self.moved = np.array([n in self.ends for n in range(len(self.names))])
+        self.moved = np.array([n in self.ends for n in range(len(self.names))], bool)
         statistics = _statistics(self.network)
         read = {id(tensor) for tensor in statistics}
         for place, is_buffer in zip(self.places, self.is_buffer, strict=True):
