@@ -339,7 +339,8 @@ class ByScore:
         for switch, given in enumerate(ends):
             # A network between itself and itself has its own settings and code.
             own, found = switched_network(given, given, None, dtype).score(of), self.ends[switch]
-            if abs(found - own) > alike * max(abs(found), abs(own)):
+            # A score that is zero for one of both, as a distance from it, has rounding alone there.
+            if abs(found - own) > alike * max(map(abs, (own, *self.ends.values()))):
                 raise more_than_weights(switch)
         self.total = self.measure(*both)
 
