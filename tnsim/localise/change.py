@@ -66,8 +66,9 @@ _NO_LINEAGE = (
 class Change:
     """A change of a network, split by component.
 
-    The measures beside `share` are computed when they are first read: `removed` and `alone` by one
-    inner product or forward pass for every component, `matrix` by derivatives for every pair.
+    The measures beside `share` are computed when they are first read, of the networks as they were
+    given: `removed` and `alone` by one inner product or forward pass for every component, `matrix`
+    by derivatives for every pair.
 
     Attributes:
         components: Labels of the components.

@@ -18,6 +18,7 @@ whose hidden units stand in one order.
 from __future__ import annotations
 
 import math
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -40,6 +41,7 @@ from tnsim.localise.switched_weights import (
     SwitchedNetwork,
     Switches,
     check_is_whole,
+    more_than_weights,
     switched_network,
 )
 from tnsim.metrics.empirical import Empirical
@@ -66,6 +68,8 @@ _ROUNDING = 1e3
 """Relative rounding of outputs, in units of the last place."""
 _MOST_GROUPS = 8
 """Most groups of draws."""
+_running = threading.RLock()
+"""Held while a network has its switches: threads may read two measures of one change at once."""
 _PARAMETRIZED = "parametrizations"
 """Name under which PyTorch keeps what a weight of a module is computed from."""
 
@@ -98,7 +102,9 @@ def groups_of(
         >>> list(groups_of(["0.bias", "0.parametrizations.weight.original0"], "module"))
         ['0']
     """
-    chosen = list(by) if isinstance(by, Iterable) and not isinstance(by, str | bytes) else None
+    chosen = None
+    if isinstance(by, Iterable) and not isinstance(by, str | bytes):
+        chosen = list(map(str, by))
     if chosen is not None:
         for beginning in chosen:
             if not any(_is_below(name, beginning) for name in names):
@@ -167,7 +173,8 @@ class OnInputs:
         points: Any = points_of((), metric)
         few = points.block(0, min(4, points.count)).inputs
         for switch, given in enumerate(ends):
-            check_is_whole(network, given, metric.output, switch, few)
+            network.switch(np.full(len(self.names), switch))
+            check_is_whole(given, metric.output, switch, [(few, network.outputs(few))], True)
         # Every group has ways back of its own, so groups of draws are few: standard errors are
         # known to a quarter of themselves.
         bounds = groups(points)
@@ -190,6 +197,9 @@ class OnInputs:
         self.room = min(_MOST_KEPT, room / 2)
         self.kept: dict[tuple[int, float], np.ndarray] = {}
         self.zeros, self.ones = np.zeros(len(self.names)), np.ones(len(self.names))
+        for switch, given in enumerate(ends):
+            # A setting may act on a few inputs alone.
+            check_is_whole(given, metric.output, switch, self._runs(switch), False)
         sums = self._sums(self.zeros, self.ones)
         self.total, squares = self._measured(sums), sums[3]
         check_finite([self.total, squares])
@@ -215,15 +225,22 @@ class OnInputs:
             for first in range(start, stop, self.rows):
                 yield group, first, self.points.block(first, min(first + self.rows, stop))
 
+    def _runs(self, switch: int) -> Iterator[tuple[Any, np.ndarray]]:
+        """All inputs in batches, and the outputs of the first or the second network."""
+        for _, number, batch in self._batches():
+            switches = (self.zeros, self.ones)[switch]
+            yield batch.inputs, self._outputs(switches, number, batch.inputs)
+
     def _outputs(self, switches: Switches, number: int, inputs: Any) -> np.ndarray:
         end = _end(switches)
-        if end is not None and (number, end) in self.kept:
-            return self.kept[number, end]
-        self.network.switch(switches)
-        outputs = self.network.outputs(inputs)
-        if end is not None and outputs.nbytes <= self.room:
-            self.room -= outputs.nbytes
-            self.kept[number, end] = outputs
+        with _running:
+            if end is not None and (number, end) in self.kept:
+                return self.kept[number, end]
+            self.network.switch(switches)
+            outputs = self.network.outputs(inputs)
+            if end is not None and outputs.nbytes <= self.room:
+                self.room -= outputs.nbytes
+                self.kept[number, end] = outputs
         return outputs
 
     @np.errstate(over="ignore", invalid="ignore")  # squares beyond floats are refused by name
@@ -303,7 +320,9 @@ class ByScore:
 
     Args:
         network: Network with switches.
+        ends: The two networks.
         of: Function of the network that returns the score.
+        dtype: Precision of the computation.
 
     Attributes:
         names: Names of the weight tensors.
@@ -311,16 +330,26 @@ class ByScore:
         total: The score of B less that of A.
     """
 
-    def __init__(self, network: SwitchedNetwork, of: Callable[[Any], Any]) -> None:
+    def __init__(
+        self, network: SwitchedNetwork, ends: tuple[Any, Any], of: Callable[[Any], Any], dtype: str
+    ) -> None:
         self.network, self.names, self.score = network, network.names, of
         self.how, self.length = "scored by a function", math.nan
-        ends = [np.full(len(self.names), end) for end in (0.0, 1.0)]
-        self.ends = {end[0]: self._score_at(end) for end in ends}
-        self.total = self.measure(*ends)
+        both = [np.full(len(self.names), end) for end in (0.0, 1.0)]
+        self.ends = {end[0]: self._score_at(end) for end in both}
+        alike = math.sqrt(np.finfo(dtype).eps)
+        for switch, given in enumerate(ends):
+            # A network between itself and itself has its own settings and code.
+            own, found = switched_network(given, given, None, dtype).score(of), self.ends[switch]
+            # A score that is zero for one of both, as a distance from it, has rounding alone there.
+            if abs(found - own) > alike * max(map(abs, (own, *self.ends.values()))):
+                raise more_than_weights(switch)
+        self.total = self.measure(*both)
 
     def _score_at(self, switches: Switches) -> float:
-        self.network.switch(switches)
-        return self.network.score(self.score)
+        with _running:
+            self.network.switch(switches)
+            return self.network.score(self.score)
 
     def measure(self, first: Switches, second: Switches) -> float:
         """The score of the second network less that of the first."""
@@ -599,7 +628,10 @@ def exchange_weights(a: Any, b: Any, setting: Setting, by: Any, of: Any) -> Weig
         a, b = (Partial(outputs_on, all_numbers(with_dense_matrices(model))) for model in (a, b))
     if is_function(a):
         network = switched_network(a, b, getattr(metric, "output", None), setting.dtype)
-        lineage = ByScore(network, of) if callable(of) else OnInputs(network, (a, b), setting, of)
+        if callable(of):
+            lineage = ByScore(network, (a, b), of, setting.dtype)
+        else:
+            lineage = OnInputs(network, (a, b), setting, of)
     else:
         check_untraced("change", a, b, metric)
         lineage = OfModels(a, b, setting, str(of))
