@@ -188,6 +188,7 @@ def test_wrong_files_are_refused_by_name(rng, tmp_path):
         (tmp_path / name).write_bytes(b"not a checkpoint at all")
         not_read(tmp_path / name, "not a readable")
     tnsim.save(tnsim.Model([bilinear(rng, 3, 4, 2)]), tmp_path / "own.safetensors")
+    not_read(tmp_path / "own.safetensors", "read it without dialect", dialect="bilinear-readout")
     data = (tmp_path / "own.safetensors").read_bytes()
     (tmp_path / "cut.safetensors").write_bytes(data[:-20])
     not_read(tmp_path / "cut.safetensors", "not a readable safetensors file, or truncated")

@@ -124,7 +124,13 @@ def read(
             return Checkpoint(model, inventory.dtypes)
         # Only foreign files need the configuration beside them.
         config = configuration(told_by)
-        model = _model_by(known, inventory.state, n_ctx, config, leave_out, norm_inputs)
+        try:
+            model = _model_by(known, inventory.state, n_ctx, config, leave_out, norm_inputs)
+        except CheckpointError as refused:
+            if METADATA not in inventory.metadata:
+                raise
+            own = "a file of tnsim's own states its architecture: read it without dialect or module"
+            raise CheckpointError(f"{refused}; {own}") from None
         if told_by != file and model.origin:
             told = (*model.origin.assumptions, f"the adapter is applied to {told_by}")
             origin = replace(model.origin, assumptions=told)

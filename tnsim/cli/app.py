@@ -126,12 +126,12 @@ def similarity(
     networks = networks_of(reading, asked.metric)
     one, two = networks.single(a), networks.single(b)
     chosen, dtype = metric_of(asked), asked.dtype
-    options = {"centred": centred, "dtype": dtype}
+    options = {"centred": centred, "n_ctx": networks.n_ctx, "dtype": dtype}
     value, by_output = _compared(one, two, chosen, slices, options)
     sampled = None
     if check is not None:
         drawn: dict[str, Any] = {"samples": check, "seed": seed or 0, "progress": not as_json}
-        sampled = tnsim.check(one, two, chosen, centred=centred, **drawn)
+        sampled = tnsim.check(one, two, chosen, n_ctx=networks.n_ctx, centred=centred, **drawn)
     if as_json:
         files = {"a": str(a), "b": str(b)}
         tier = None
@@ -325,7 +325,8 @@ def plan(
 
     networks = networks_of(reading, asked.metric)
     one, two = networks.single(a), networks.single(b)
-    planned = tnsim.plan(one, two, metric_of(asked), cosine=cosine, dtype=asked.dtype)
+    options = {"n_ctx": networks.n_ctx, "cosine": cosine, "dtype": asked.dtype}
+    planned = tnsim.plan(one, two, metric_of(asked), **options)
     if as_json:
         print_json(json.loads(planned.to_json()))
         return

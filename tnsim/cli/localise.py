@@ -216,6 +216,7 @@ def change(
         "of": of,
         "ends": ends,
         "align": "embedding" if align else None,
+        "n_ctx": networks.n_ctx,
         "dtype": asked.dtype,
     }
     if len(files) != 2:

@@ -223,6 +223,11 @@ class Networks:
     run_as_they_are: bool = False
     run_folders: bool = False
 
+    @property
+    def n_ctx(self) -> int | None:
+        """Length of sequences that a verb is told, as what runs has none by its reading."""
+        return self.reading.n_ctx if self.run_as_they_are else None
+
     def single(self, file: Path) -> Any:
         """The network of a name; a folder of several models is refused."""
         from tnsim.checkpoints.given import read_model
@@ -307,11 +312,11 @@ def networks_of(
             f"{', '.join(unread)} does not apply: leave it out"
         )
     module = module_at(reading.model)
-    if metric == "gaussian" and not unread:
+    if metric == "gaussian" and unread in ([], ["--n-ctx"]):
         from tnsim.checkpoints.given import given_model, is_module
 
         try:
-            as_it_is = is_module(given_model(module, runs=True))
+            as_it_is = is_module(given_model(module, reading.n_ctx, runs=True))
         except (UnsupportedLayer, ModelError):  # no layers, or none that say what they read
             if not on_inputs:
                 raise

@@ -159,7 +159,7 @@ def pairwise(
     others: Any = models_of(_names_in(other)) if other else None
     chosen = metric_of(asked)
     options: dict[str, Any] = {"other": others, "slices": slices, "centred": centred}
-    options["dtype"] = asked.dtype
+    options |= {"n_ctx": networks.n_ctx, "dtype": asked.dtype}
     if dry_run and parts is not None:
         _say_costs(models, chosen, options, as_json)
         return
