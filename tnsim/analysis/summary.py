@@ -280,9 +280,9 @@ def _of_parts(result: xr.Dataset, one_set: bool) -> list[str]:
         # Outputs of one kind have one meaning, so that their distances can be compared.
         parts = [
             f"{labels[n]} (|b - a| {apart[n]:.3g}, similarity {_shown(alike[n])})"
-            for n in np.flatnonzero(moved["kind"].values == kind)[:_NAMED]
+            for n in np.flatnonzero((moved["kind"].values == kind) & (apart > 0))[:_NAMED]
         ]
-        said.append(f"{kind}: {', '.join(parts)}.")
+        said.append(f"{kind}: {', '.join(parts) or 'none moved'}.")
     return said
 
 
