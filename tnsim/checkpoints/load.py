@@ -590,7 +590,7 @@ def _name_part(part: str) -> tuple[int, int, str]:
 def series_labels(paths: Sequence[Path]) -> tuple[str, ...]:
     """The single number that tells the names of files or folders apart, or the names.
 
-    Names without a digit, such as `model_best` beside `epoch=3-val=0.12`, stay names.
+    Seeds and names without a digit, as `model_best` beside `epoch=3-val=0.12`, stay names.
 
     Example:
         >>> series_labels([Path("run/step_10.pt"), Path("run/step_20.pt")])
@@ -627,8 +627,11 @@ def _differing_numbers(names: Sequence[list[str]]) -> tuple[str, ...] | None:
         number = differing[0]
     if number is None:
         return None
+    before = columns[number - 1][0]
     # Digits behind a point or in an exponent are no number of their own, as in lr0.25 and lr1e-4.
-    if number > 1 and re.fullmatch(r"\.|[eE][-+]?", columns[number - 1][0]):
+    if number > 1 and re.fullmatch(r"\.|[eE][-+]?", before):
+        return None
+    if re.search(r"seed[\W_]*$", before, re.IGNORECASE):  # which are no steps of a run
         return None
     labels = tuple(str(int(part)) for part in columns[number])
     # Leading zeros may hide that two labels are one number.
