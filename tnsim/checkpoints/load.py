@@ -488,10 +488,8 @@ def is_several(path: str | os.PathLike[str]) -> bool:
 
 def _expand_source(source: Any) -> Iterator[tuple[str, Path]]:
     """The names and files of the models in a source."""
-    # The present folder to the file system, and to a shell often a variable that is unset.
-    if isinstance(source, str) and not source:
-        raise CheckpointError("the name of a checkpoint is empty; '.' is the present folder")
     if isinstance(source, (str, os.PathLike)):
+        folders.check_named(source)
         yield from _source_matches(source)
         return
     if isinstance(source, Mapping):

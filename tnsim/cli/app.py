@@ -133,7 +133,7 @@ def similarity(
         drawn: dict[str, Any] = {"samples": check, "seed": seed or 0, "progress": not as_json}
         sampled = tnsim.check(one, two, chosen, n_ctx=networks.n_ctx, centred=centred, **drawn)
     if as_json:
-        files = {"a": str(a), "b": str(b)}
+        files = {"a": a, "b": b}
         tier = None
         if not (is_function(one) or is_function(two)):
             tier = _tier(tnsim.plan(one, two, chosen, cosine=True, dtype=dtype))
@@ -144,8 +144,8 @@ def similarity(
 
 
 def _similarity_of_blocks(
-    a: Path,
-    b: Path,
+    a: str,
+    b: str,
     pattern: str,
     asked: MetricOptions,
     slices: bool,
@@ -164,7 +164,7 @@ def _similarity_of_blocks(
     metric, fit, dtype = metric_of(asked), asked.fit, asked.dtype
     # With fitted states the block is compared behind its norm, where the states were taken.
     norm = "fold" if fit is None else "leave"
-    one, two = (tnsim.parts(str(file), "mlp", norm=norm) for file in (a, b))
+    one, two = (tnsim.parts(file, "mlp", norm=norm) for file in (a, b))
     labels = one.matching(pattern)
     if not labels:
         raise ModelError(f"{a}: no MLP block is called {printable(pattern, 80)}; {one}")
@@ -180,7 +180,7 @@ def _similarity_of_blocks(
             say(label)
             _say_similarity(value, by_output, None)
     if as_json:
-        print_json({"a": str(a), "b": str(b), "layers": results})
+        print_json({"a": a, "b": b, "layers": results})
 
 
 def _compared(
@@ -268,7 +268,7 @@ def inspect(
     layers = [describe(layer) for layer in found.layers]
     if as_json:
         facts = {
-            "file": str(file),
+            "file": file,
             "layers": layers,
             "inputs": found.d_in,
             "outputs": found.d_out,

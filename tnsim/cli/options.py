@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from tnsim.checkpoints.load import Checkpoint, Reading, Series
 
 
+# A text, as an empty one would be the present folder as a path.
 File = Annotated[
-    Path,
+    str,
     typer.Argument(
         help="Checkpoint: .safetensors, .npz, .pt, .pth or .ckpt, a folder with model.safetensors, "
         "or REPOSITORY@REVISION in the local hub cache."
@@ -162,7 +163,7 @@ def grouped(command: _Command) -> _Command:
         ...     print(reading.n_ctx)
         >>> list(inspect.signature(show).parameters)[:3]
         ['file', 'dialect', 'model']
-        >>> show(file=Path("a.npz"), **dataclasses.asdict(ReadingOptions(n_ctx=4)))
+        >>> show(file="a.npz", **dataclasses.asdict(ReadingOptions(n_ctx=4)))
         4
     """
     groups: dict[str, tuple[type, list[str]]] = {}
@@ -228,7 +229,7 @@ class Networks:
         """Length of sequences that a verb is told, as what runs has none by its reading."""
         return self.reading.n_ctx if self.run_as_they_are else None
 
-    def single(self, file: Path) -> Any:
+    def single(self, file: str) -> Any:
         """The network of a name; a folder of several models is refused."""
         from tnsim.checkpoints.given import read_model
         from tnsim.checkpoints.load import modules_of
@@ -238,7 +239,7 @@ class Networks:
             return function.module
         return read_model(file, None, True) if self.run_folders else self.stored(file).model
 
-    def stored(self, file: Path) -> Checkpoint:
+    def stored(self, file: str) -> Checkpoint:
         """The model of a name, with the types of its numbers."""
         from tnsim.checkpoints.load import read
 
