@@ -22,7 +22,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO, TypeAlias
 
 import typer
 
-from tnsim.errors import CheckpointError, ModelError, UnsupportedLayer, printable, require
+from tnsim.errors import (
+    CheckpointError,
+    ModelError,
+    ResultError,
+    UnsupportedLayer,
+    printable,
+    require,
+)
 from tnsim.files import PNG, Kind, check_replaceable, regular, replacing
 
 if TYPE_CHECKING:
@@ -497,14 +504,21 @@ def check_outputs(outputs: Mapping[Path, Kind], store: Path | None = None) -> No
 
 
 def save_picture(figure: Any, path: Path) -> None:
-    """Write a figure as PNG, as a whole or not at all.
+    """Write a figure as PNG, as a whole or not at all; a missing folder is made.
 
     Args:
         figure: Figure of matplotlib.
         path: Path of the picture; no file but a picture is replaced.
+
+    Raises:
+        ResultError: The file cannot be written.
     """
-    with replacing(path, PNG) as temporary:
-        figure.savefig(temporary, dpi=150, format="png")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path, PNG) as temporary:
+            figure.savefig(temporary, dpi=150, format="png")
+    except OSError as error:
+        raise ResultError(f"{path}: cannot be written: {error.strerror or error}") from None
 
 
 def say(text: str) -> None:
