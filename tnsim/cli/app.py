@@ -438,8 +438,8 @@ def run(program: typer.Typer, name: str) -> None:
 def _sentence(error: Exception) -> str:
     if said := getattr(error, "format_message", None):  # a wrong option, in the words of the parser
         return said()
-    if isinstance(error, OSError) and error.filename and error.strerror:
-        return f"{error.filename}: {error.strerror}"
+    if isinstance(error, OSError) and error.strerror:  # without a name where stdout is full
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     if isinstance(error, (TnsimError, OSError)):
         return str(error)
     # An error that no code here foresaw; its class helps whoever reports it.
