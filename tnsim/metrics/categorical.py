@@ -89,7 +89,7 @@ class Categorical:
         if reading.n_ctx is None:
             raise ModelError(
                 "Categorical is a distribution of token sequences: "
-                "give tnsim.Model(layers, n_ctx=...) or load(..., n_ctx=...)"
+                "give tnsim.Model(layers, n_ctx=...) or load(..., n_ctx=...), --n-ctx"
             )
         p = np.asarray(self.distribution(reading.d_in), np.float64)
         # Float32 probabilities may miss the sum 1 by more than NumPy's draws tolerate.

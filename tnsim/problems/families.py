@@ -298,7 +298,7 @@ class Tokens(_RunOnce):
         if a.n_ctx is None:
             raise ModelError(
                 "Categorical is a distribution of token sequences: "
-                "give tnsim.Model(layers, n_ctx=...) or load(..., n_ctx=...)"
+                "give tnsim.Model(layers, n_ctx=...) or load(..., n_ctx=...), --n-ctx"
             )
         if a.n_ctx > MAX_POSITIONS:
             raise TooLarge(
