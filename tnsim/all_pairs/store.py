@@ -397,8 +397,8 @@ def check(path: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> Non
             if name == "metric_parameters":  # digests, which tell a reader nothing
                 raise other_run(
                     path,
-                    f"{ours['metric']} has other parameters there: inputs, their length or number, "
-                    "mean, covariance or probabilities",
+                    f"{ours['metric']} has other parameters there, such as inputs, their length "
+                    "or number, mean or covariance",
                 )
             raise other_run(path, _differs(name, theirs[name], ours[name]))
 
