@@ -282,7 +282,9 @@ def test_an_output_is_named(output, nets, models, tmp_path):
     store = tmp_path / "store"
     found = tnsim.pairwise(given, metric, other=models[:1], store=store)
     assert_close(found.similarity.values[:, 0], wanted[:, 0], scale=1.0)
-    with refused("to 2 outputs, but 0 maps None to 5"):  # the scores, of another width
+    with refused(
+        "maps inputs to 2 outputs, but 0 maps inputs to 5"
+    ):  # the scores, of another width
         tnsim.pairwise(given, tnsim.Empirical(x), other=models[:1], store=store)
     for measure in (tnsim.baselines.cka, tnsim.baselines.agreement):
         assert_close(measure(given, x, output=output), measure(models, x), scale=1.0)

@@ -382,7 +382,7 @@ def test_a_number_in_a_metric_from_outside_counts(rng, tmp_path):
         assert_close(found, tnsim.inner(*models, tnsim.Empirical(float(size) * signs)))
         assert found.exact is bool(size < 3)
     tnsim.pairwise(models, Held(1.0), store=tmp_path / "run")
-    with refused("metric_parameters", tnsim.errors.StoreMismatch):
+    with refused("other parameters there", tnsim.errors.StoreMismatch):
         tnsim.pairwise(models, Held(0.5), store=tmp_path / "run")
     one, again = (metric_parameters(Held(1.0), Reading(3, None, 1)) for _ in range(2))
     assert one == again
@@ -415,7 +415,7 @@ def test_what_a_metric_from_outside_has_in_its_code_counts(rng, tmp_path):
             assert_close(found, tnsim.similarity(*models, known, centred=True), scale=1.0)
     tnsim.pairwise(models, metric(1.0), store=tmp_path / "run")
     tnsim.pairwise(models, metric(1.0), store=tmp_path / "run")
-    with refused("metric_parameters", tnsim.errors.StoreMismatch):
+    with refused("other parameters there", tnsim.errors.StoreMismatch):
         tnsim.pairwise(models, metric(2.0), store=tmp_path / "run")
 
 

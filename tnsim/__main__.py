@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -25,7 +26,15 @@ def main() -> None:
     prepare()
     from tnsim.cli.app import main as run
 
-    run()
+    try:
+        run()
+    except SystemExit as ended:
+        if ended.code in (STATUS, 128 + signal.SIGTERM):
+            # A thread in which XLA still compiles crashes where Python takes itself apart.
+            with suppress(OSError):
+                sys.stdout.flush()
+            os._exit(int(ended.code))
+        raise
 
 
 def prepare() -> None:
@@ -59,10 +68,10 @@ def _is_unknown_to_openblas() -> bool:
 
 def _interrupted(number: int, frame: FrameType | None) -> None:
     """End the process at once inside an import or a callback of JAX, else as Python does."""
+    os.write(2, b"tnsim: stopped by SIGINT\n")
     while frame is not None:
         code = frame.f_code
         if code.co_filename.startswith("<frozen importlib") or code.co_name == "_xla_gc_callback":
-            os.write(2, b"tnsim: stopped by SIGINT\n")
             os._exit(STATUS)
         frame = frame.f_back
     raise KeyboardInterrupt

@@ -95,7 +95,7 @@ def test_tiles_stores_and_executors_change_nothing(rng, tmp_path):
         for name in ("similarity", "standard_error", "log_inner"):
             assert_close(found[name], whole[name], scale=1.0, rtol=1e-12)
     other = tnsim.Empirical(rng.normal(size=(80, 3)))
-    with refused("metric_parameters", tnsim.errors.StoreMismatch):
+    with refused("other parameters there", tnsim.errors.StoreMismatch):
         tnsim.pairwise(several, other, store=tmp_path / "run")
 
 

@@ -214,7 +214,7 @@ def test_models_that_cannot_be_compared(rng):
         ("expected a tnsim Model or a combination of models, found int", [a, 3], {}),
         ("1 names for 2 models", [a, b], {"names": ["x"]}),
         ("labels must differ, found x more than once", [a, b], {"names": ["x", "x"]}),
-        ("1 maps 4 inputs to 2 outputs, but 0 maps 3 to 2", [a, wider], {}),
+        ("1 maps 4 inputs to 2 outputs, but 0 maps 3 inputs to 2", [a, wider], {}),
         ("expected a metric such as", [a, b], {"metric": "gauss"}),
         ("dtype must be one of float64, float32, found 'float16'", [a, b], {"dtype": "float16"}),
         ("mean has 2 coordinates but the models read 3", [a, b], {"metric": of_two}),

@@ -104,6 +104,8 @@ def test_sets_and_pairs_and_runs_over_parts():
     steps = {side: [0, 1] for side in "ab"}
     said = findings(xr.Dataset({**ones, **norms}, {**part, **steps}))
     assert said[1] == "ov: q (|b - a| 2, similarity 1), p (|b - a| 1, similarity 1)."
+    still = {name: (dims, 0 * norm) for name, (dims, norm) in norms.items()}
+    assert findings(xr.Dataset({**ones, **still}, {**part, **steps}))[1] == "ov: none moved."
 
 
 def test_runs_that_are_not_finished_are_refused():

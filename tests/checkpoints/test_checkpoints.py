@@ -157,6 +157,12 @@ class TestTorch:
         weight = self.torch.tensor(rng.normal(size=(2, 3))).to(self.torch.bfloat16)
         assert tnsim.Linear(weight).weight.dtype == np.float32
 
+    def test_a_name_that_is_not_utf8(self, rng, tmp_path):
+        self.torch.save({"w": self.torch.ones(2)}, tmp_path / "m.pt")
+        path = (tmp_path / "m.pt").rename(tmp_path / os.fsdecode(b"\xff.pt"))
+        with refused("not UTF-8: rename it", tnsim.CheckpointError):
+            tnsim.load(path)
+
     def test_truncated(self, rng, tmp_path):
         self.torch.save(
             {k: self.torch.tensor(v) for k, v in classifier(rng).items()}, tmp_path / "m.pt"
@@ -188,6 +194,7 @@ def test_wrong_files_are_refused_by_name(rng, tmp_path):
         (tmp_path / name).write_bytes(b"not a checkpoint at all")
         not_read(tmp_path / name, "not a readable")
     tnsim.save(tnsim.Model([bilinear(rng, 3, 4, 2)]), tmp_path / "own.safetensors")
+    not_read(tmp_path / "own.safetensors", "read it without dialect", dialect="bilinear-readout")
     data = (tmp_path / "own.safetensors").read_bytes()
     (tmp_path / "cut.safetensors").write_bytes(data[:-20])
     not_read(tmp_path / "cut.safetensors", "not a readable safetensors file, or truncated")

@@ -5,7 +5,7 @@ import os
 
 import numpy as np
 import pytest
-from commands import command
+from commands import command, refusal
 from oracles import linear
 from refusals import refused
 from safetensors.numpy import load_file, save_file
@@ -49,15 +49,18 @@ def test_a_folder_where_a_file_is_meant(tmp_path, rng):
         np.savez(tmp_path / f"step_{step}.npz", w=np.ones((2, 2)))
     done = command("similarity", tmp_path, tmp_path, check=False)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert "is a folder of 2 checkpoints where one file is meant; name one of them" in done.stderr
+    assert "is a folder where one file is meant; name one of its 2 checkpoints" in done.stderr
     (tmp_path / "empty").mkdir()
     with refused(r"no checkpoint matches .*holds nothing", tnsim.CheckpointError):
         tnsim.load(tmp_path / "empty")
     (tmp_path / "empty" / "global_step5").mkdir()  # as DeepSpeed writes them, a level deeper
     with refused("the folder holds global_step5", tnsim.CheckpointError):
         tnsim.load(tmp_path / "empty")
-    with refused("the name of a checkpoint is empty", tnsim.CheckpointError):
-        tnsim.load(["", tmp_path / "step_1.npz"])
+    for given in ("", ["", tmp_path / "step_1.npz"]):
+        with refused("^the name of a checkpoint is empty", tnsim.CheckpointError):
+            tnsim.load(given)
+    for verb in ("inspect", "paths"):
+        refusal(verb, "", said="error: the name of a checkpoint is empty")
     path = tmp_path / "step_1.npz"
     with path.open("rb") as opened:
         for given in (opened, os.fsencode(path)):

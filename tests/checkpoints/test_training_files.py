@@ -104,6 +104,7 @@ def test_what_could_be_meant_is_not_chosen(rng):
             ["epoch_step_1_seed_1.pt", "epoch_step_2_seed_3.pt"],
             ("epoch_step_1_seed_1", "epoch_step_2_seed_3"),
         ),
+        (["net_seed_9.pt", "net_seed_10.pt"], ("net_seed_9", "net_seed_10")),
         (["seed=1-lr=2.ckpt", "seed=2-lr=1.ckpt"], ("seed=1-lr=2", "seed=2-lr=1")),
         (["step_9.pt", "step_10.pt", "final.pt"], ("step_9", "step_10", "final")),
         (

@@ -89,7 +89,7 @@ def test_what_keeps_all_files_from_being_found_is_said_once(run, capsys):
     look = follow._Look([str(run)], tnsim.load)
     assert look.written() == look.written() == ()
     (line,) = capsys.readouterr().out.splitlines()
-    assert f"waiting for {run}: {run / 'step_1'}: is a folder of 2 checkpoints" in line
+    assert f"waiting for {run}: {run / 'step_1'}: is a folder where one file is meant" in line
 
 
 def test_a_checkpoint_that_changed_ends_it(tmp_path, rng, run):

@@ -7,7 +7,7 @@ import signal
 import corpus_files as files
 import numpy as np
 import pytest
-from commands import refusal
+from commands import command, refusal
 from refusals import refused
 
 import tnsim
@@ -36,6 +36,14 @@ def test_pipes_are_not_waited_for(folder):
     for option in ("--norm-inputs", "--fit"):
         for name in ("x.npy", "x.npz"):
             refusal(*PAIR, option, name, said=f"{name}: ")
+
+
+def test_names_of_files_are_no_lines_of_the_answer(folder):
+    (folder / "b.npz").rename("b\nsimilarity  1.npz")
+    for order in (("paths",), ("pairwise", "--out", "out")):
+        done = command(*order, ".", "--dialect", "bilinear-readout")
+        assert "b\\nsimilarity  1" in done.stdout and "\nsimilarity" not in done.stdout
+    refusal("change", "absent", "--dialect", "bilinear-readout", said="absent: no such file")
 
 
 def zipped(**changes):

@@ -10,6 +10,8 @@ import time
 import pytest
 import typer
 
+import tnsim.__main__ as program
+from tnsim.cli import app
 from tnsim.cli.options import stoppable
 
 INTERRUPTING = """
@@ -61,3 +63,20 @@ def test_a_signal_inside_a_callback_is_not_lost(number, capsys):
             time.sleep(0.01)
     assert stopped.value.exit_code == 128 + number
     assert capsys.readouterr().err == f"tnsim: stopped by {number.name}: kept\n"
+
+
+def test_an_interrupt_is_told_and_ends_without_a_crash(monkeypatch, capfd):
+    """Threads of XLA that still compile crash a process that ends as others do."""
+
+    def interrupted():
+        with pytest.raises(KeyboardInterrupt):
+            program._interrupted(signal.SIGINT, None)
+        sys.exit(130)
+
+    ended = []
+    monkeypatch.setattr(app, "main", interrupted)
+    monkeypatch.setattr(program, "prepare", lambda: None)
+    monkeypatch.setattr(os, "_exit", ended.append)
+    with pytest.raises(SystemExit):
+        program.main()
+    assert ended == [130] and capfd.readouterr().err == "tnsim: stopped by SIGINT\n"

@@ -55,6 +55,15 @@ class Pairs(nn.Sequential):
         super().__init__(nn.Embedding(6, 2), nn.Flatten(), nn.Linear(4, 3))
 
 
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell, self.head = nn.GRU(4, 3, batch_first=True), nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.head(self.cell(x)[0][:, -1])
+
+
 class Needs(nn.Module):
     def __init__(self, width):
         super().__init__()
@@ -97,7 +106,7 @@ def place(tmp_path, monkeypatch):
     (tmp_path / "user_net.py").write_text(CODE)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    for name in ("Net", "Deep", "Images", "Pairs"):
+    for name in ("Net", "Deep", "Images", "Pairs", "Recurrent"):
         for n in range(2):
             torch.manual_seed(n)
             torch.save(net(name).state_dict(), tmp_path / f"{name}_{n}.pt")
@@ -193,6 +202,19 @@ def test_the_inputs_of_a_metric_say_what_a_module_takes(place):
     said = told("change", *run, "--metric", "empirical", "--inputs", "x.npy")
     assert said["components"] == ["0", "2"]
     refusal("change", *run, said="no inputs were found that the module takes")
+
+
+def test_a_recurrent_network_runs_at_the_length_that_is_asked_for(place):
+    run = (*files(place, "Recurrent"), "--model", "user_net.py:Recurrent", "--samples", 32)
+    refusal("similarity", *run, said="say how long they are, by n_ctx=")
+    nets = [net("Recurrent") for _ in range(2)]
+    for one, file in zip(nets, files(place, "Recurrent"), strict=True):
+        one.load_state_dict(torch.load(file))
+    run = (*run, "--n-ctx", 3)
+    expected = tnsim.similarity(*nets, tnsim.Gaussian(samples=32), n_ctx=3)
+    assert told("similarity", *run)["similarity"] == expected
+    assert told("plan", *run)["facts"] == {"forward passes": 32}
+    assert told("pairwise", *run, "--dry-run")["tiles"]["pairs"] == 3
 
 
 def test_an_example_says_what_the_module_takes(place):

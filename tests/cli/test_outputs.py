@@ -138,6 +138,18 @@ def test_a_picture_where_no_file_can_be(place, tmp_path, monkeypatch):
         assert place != "/" or "is a folder" in done.stderr
     for arguments in (("loop", "--out", "o"), ("a.safetensors", "--out", "loop/x")):
         refusal("pairwise", *arguments)
+    line = refusal("pairwise", "a.safetensors", "--out", "x" * 300)
+    assert line.endswith("x/parts: File name too long\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="devices as Linux has them")
+def test_a_picture_is_written_into_a_folder_that_is_made(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tnsim.save(tnsim.Model([tnsim.Bilinear(*[np.eye(2)] * 3)]), "a.safetensors")
+    command("paths", "a.safetensors", "--plot", "new/folder/x.png")
+    assert Path("new/folder/x.png").exists()
+    done = command("paths", "a.safetensors", "--plot", "/dev/full", check=False)
+    assert done.stderr == "tnsim: error: /dev/full: cannot be written: No space left on device\n"
 
 
 @pytest.mark.parametrize("name", WRITERS)

@@ -247,9 +247,12 @@ def _check_shapes(entries: Sequence[Entry]) -> None:
     for one in entries:
         known = None not in (one.d_in, first.d_in)
         if (one.d_in != first.d_in and known) or one.d_out != first.d_out:
+            ours, theirs = (
+                f"{f'{each.d_in} inputs' if known else 'inputs'} to {each.d_out}"
+                for each in (one, first)
+            )
             raise ModelError(
-                f"{one.source.name} maps {one.d_in} inputs to {one.d_out} outputs, "
-                f"but {first.source.name} maps {first.d_in} to {first.d_out}"
+                f"{one.source.name} maps {ours} outputs, but {first.source.name} maps {theirs}"
             )
         if one.n_ctx != first.n_ctx:
             raise ModelError(

@@ -244,7 +244,8 @@ def sources(
     labels = numbered([label for label, _ in given] if names is None else names)
     if repeated := sorted(str(label) for label, count in Counter(labels).items() if count > 1):
         raise ModelError(
-            f"labels must differ, found {', '.join(repeated[:5])} more than once; give names="
+            f"labels must differ, found {', '.join(repeated[:5])} more than once: give "
+            "each model once, or names= that differ"
         )
     reading = models.reading if isinstance(models, Series) else Reading()
     called = models.names if isinstance(models, (Series, PartSeries)) else map(str, labels)

@@ -395,6 +395,12 @@ def check(path: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> Non
             if name == "parts":
                 texts = [_over(run[name]) for run in (theirs, ours)]
                 raise other_run(path, f"it is over {texts[0]}, not over {texts[1]}")
+            if name == "metric_parameters":  # digests, which tell a reader nothing
+                raise other_run(
+                    path,
+                    f"{ours['metric']} has other parameters there, such as inputs, their length "
+                    "or number, mean or covariance",
+                )
             raise other_run(path, _differs(name, theirs[name], ours[name]))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from tnsim.analysis.matrices import are_steps, is_one_set, matrix, place_of, square
 from tnsim.analysis.phases import segmentations
-from tnsim.errors import ResultError
+from tnsim.errors import ResultError, printable
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -155,7 +155,7 @@ def findings(result: xr.Dataset) -> list[str]:
     table = matrix(result.isel(part=0) if over_parts else result)
     one_set = is_one_set(result)
     if over_parts:
-        return _of_parts(result, one_set)
+        return list(map(printable, _of_parts(result, one_set)))
     result = result.assign(similarity=table)
     repeated = copies(result) if one_set else {}
     kept = without_copies(result)
@@ -166,7 +166,7 @@ def findings(result: xr.Dataset) -> list[str]:
         said.append(f"Copies are left out: {', '.join(pairs)}.")
     if one_set and kept.sizes["a"] > 2 and are_steps(kept["a"].values):
         said += _changes(kept["similarity"])
-    return said
+    return list(map(printable, said))  # names of files may hold the end of a line
 
 
 def summary(result: xr.Dataset) -> str:
@@ -281,9 +281,9 @@ def _of_parts(result: xr.Dataset, one_set: bool) -> list[str]:
         # Outputs of one kind have one meaning, so that their distances can be compared.
         parts = [
             f"{labels[n]} (|b - a| {apart[n]:.3g}, similarity {_shown(alike[n])})"
-            for n in np.flatnonzero(moved["kind"].values == kind)[:_NAMED]
+            for n in np.flatnonzero((moved["kind"].values == kind) & (apart > 0))[:_NAMED]
         ]
-        said.append(f"{kind}: {', '.join(parts)}.")
+        said.append(f"{kind}: {', '.join(parts) or 'none moved'}.")
     return said
 
 

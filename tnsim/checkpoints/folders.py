@@ -181,6 +181,7 @@ def located(source: str | os.PathLike[str]) -> Path:
         >>> located("runs/step_100.npz").name
         'step_100.npz'
     """
+    check_named(source)
     if names_revision(source):
         return _of_revision(snapshot(str(source)))
     path = Path(source)
@@ -196,9 +197,22 @@ def located(source: str | os.PathLike[str]) -> Path:
             f"is a folder without a checkpoint ({', '.join(SUFFIXES)}); name a file"
         )
     raise CheckpointError(
-        f"is a folder of {len(files)} checkpoints where one file is meant; name one of them, "
-        f"such as {min(files)}, or compare all with `tnsim pairwise`"
+        f"is a folder where one file is meant; name one of its {len(files)} checkpoints, such as "
+        f"{min(files)}, or compare all with `tnsim pairwise`"
     )
+
+
+def check_named(source: str | os.PathLike[str]) -> None:
+    """Refuse an empty name: the present folder to the file system, to a shell an unset variable.
+
+    Raises:
+        CheckpointError: The name is empty.
+
+    Example:
+        >>> check_named("runs/step_100.npz")
+    """
+    if not os.fspath(source):
+        raise CheckpointError("the name of a checkpoint is empty; '.' is the present folder")
 
 
 def model_file(folder: Path) -> Path | None:

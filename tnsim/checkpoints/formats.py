@@ -427,6 +427,8 @@ def _torch(path: Path) -> Contents:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # warnings are on pickle protocols alone
             state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except UnicodeEncodeError as error:
+        raise CheckpointError("PyTorch opens no file whose path is not UTF-8: rename it") from error
     except pickle.UnpicklingError as error:
         # The name of the class tells users what they saved.
         forbidden = re.search(r"GLOBAL ([\w.]+)", str(error))

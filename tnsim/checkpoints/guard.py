@@ -65,7 +65,8 @@ def naming(path: Any) -> Iterator[None]:
         raise
     except TnsimError as error:
         said = str(error)
-        if not said.startswith(f"{path}: "):  # as a reader inside of this one may have said
+        # As a reader inside of this one may have said; an empty name tells nothing.
+        if str(path) and not said.startswith(f"{path}: "):
             said = f"{path}: {said}"
         # The cause of the refusal stays the exception of the library.
         raise type(error)(printable(said)) from error.__cause__

@@ -124,7 +124,13 @@ def read(
             return Checkpoint(model, inventory.dtypes)
         # Only foreign files need the configuration beside them.
         config = configuration(told_by)
-        model = _model_by(known, inventory.state, n_ctx, config, leave_out, norm_inputs)
+        try:
+            model = _model_by(known, inventory.state, n_ctx, config, leave_out, norm_inputs)
+        except CheckpointError as refused:
+            if METADATA not in inventory.metadata:
+                raise
+            own = "a file of tnsim's own states its architecture: read it without dialect or module"
+            raise CheckpointError(f"{refused}; {own}") from None
         if told_by != file and model.origin:
             told = (*model.origin.assumptions, f"the adapter is applied to {told_by}")
             origin = replace(model.origin, assumptions=told)
@@ -482,10 +488,8 @@ def is_several(path: str | os.PathLike[str]) -> bool:
 
 def _expand_source(source: Any) -> Iterator[tuple[str, Path]]:
     """The names and files of the models in a source."""
-    # The present folder to the file system, and to a shell often a variable that is unset.
-    if isinstance(source, str) and not source:
-        raise CheckpointError("the name of a checkpoint is empty; '.' is the present folder")
     if isinstance(source, (str, os.PathLike)):
+        folders.check_named(source)
         yield from _source_matches(source)
         return
     if isinstance(source, Mapping):
@@ -583,7 +587,7 @@ def _name_part(part: str) -> tuple[int, int, str]:
 def series_labels(paths: Sequence[Path]) -> tuple[str, ...]:
     """The single number that tells the names of files or folders apart, or the names.
 
-    Names without a digit, such as `model_best` beside `epoch=3-val=0.12`, stay names.
+    Seeds and names without a digit, as `model_best` beside `epoch=3-val=0.12`, stay names.
 
     Example:
         >>> series_labels([Path("run/step_10.pt"), Path("run/step_20.pt")])
@@ -621,8 +625,11 @@ def _differing_numbers(names: Sequence[list[str]]) -> tuple[str, ...] | None:
         number = differing[0]
     if number is None:
         return None
+    before = columns[number - 1][0]
     # Digits behind a point or in an exponent are no number of their own, as in lr0.25 and lr1e-4.
-    if number > 1 and re.fullmatch(r"\.|[eE][-+]?", columns[number - 1][0]):
+    if number > 1 and re.fullmatch(r"\.|[eE][-+]?", before):
+        return None
+    if re.search(r"seed[\W_]*$", before, re.IGNORECASE):  # which are no steps of a run
         return None
     labels = tuple(str(int(part)) for part in columns[number])
     # Leading zeros may hide that two labels are one number.

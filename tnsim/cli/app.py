@@ -126,14 +126,14 @@ def similarity(
     networks = networks_of(reading, asked.metric)
     one, two = networks.single(a), networks.single(b)
     chosen, dtype = metric_of(asked), asked.dtype
-    options = {"centred": centred, "dtype": dtype}
+    options = {"centred": centred, "n_ctx": networks.n_ctx, "dtype": dtype}
     value, by_output = _compared(one, two, chosen, slices, options)
     sampled = None
     if check is not None:
         drawn: dict[str, Any] = {"samples": check, "seed": seed or 0, "progress": not as_json}
-        sampled = tnsim.check(one, two, chosen, centred=centred, **drawn)
+        sampled = tnsim.check(one, two, chosen, n_ctx=networks.n_ctx, centred=centred, **drawn)
     if as_json:
-        files = {"a": str(a), "b": str(b)}
+        files = {"a": a, "b": b}
         tier = None
         if not (is_function(one) or is_function(two)):
             tier = _tier(tnsim.plan(one, two, chosen, cosine=True, dtype=dtype))
@@ -144,8 +144,8 @@ def similarity(
 
 
 def _similarity_of_blocks(
-    a: Path,
-    b: Path,
+    a: str,
+    b: str,
     pattern: str,
     asked: MetricOptions,
     slices: bool,
@@ -164,7 +164,7 @@ def _similarity_of_blocks(
     metric, fit, dtype = metric_of(asked), asked.fit, asked.dtype
     # With fitted states the block is compared behind its norm, where the states were taken.
     norm = "fold" if fit is None else "leave"
-    one, two = (tnsim.parts(str(file), "mlp", norm=norm) for file in (a, b))
+    one, two = (tnsim.parts(file, "mlp", norm=norm) for file in (a, b))
     labels = one.matching(pattern)
     if not labels:
         raise ModelError(f"{a}: no MLP block is called {printable(pattern, 80)}; {one}")
@@ -180,7 +180,7 @@ def _similarity_of_blocks(
             say(label)
             _say_similarity(value, by_output, None)
     if as_json:
-        print_json({"a": str(a), "b": str(b), "layers": results})
+        print_json({"a": a, "b": b, "layers": results})
 
 
 def _compared(
@@ -268,7 +268,7 @@ def inspect(
     layers = [describe(layer) for layer in found.layers]
     if as_json:
         facts = {
-            "file": str(file),
+            "file": file,
             "layers": layers,
             "inputs": found.d_in,
             "outputs": found.d_out,
@@ -325,7 +325,8 @@ def plan(
 
     networks = networks_of(reading, asked.metric)
     one, two = networks.single(a), networks.single(b)
-    planned = tnsim.plan(one, two, metric_of(asked), cosine=cosine, dtype=asked.dtype)
+    options = {"n_ctx": networks.n_ctx, "cosine": cosine, "dtype": asked.dtype}
+    planned = tnsim.plan(one, two, metric_of(asked), **options)
     if as_json:
         print_json(json.loads(planned.to_json()))
         return
@@ -437,6 +438,8 @@ def run(program: typer.Typer, name: str) -> None:
 def _sentence(error: Exception) -> str:
     if said := getattr(error, "format_message", None):  # a wrong option, in the words of the parser
         return said()
+    if isinstance(error, OSError) and error.strerror:  # without a name where stdout is full
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     if isinstance(error, (TnsimError, OSError)):
         return str(error)
     # An error that no code here foresaw; its class helps whoever reports it.

@@ -49,7 +49,7 @@ def paths(
         ),
     ],
     other: Annotated[
-        Path | None, typer.Option("--other", help="Checkpoint to compare with; default: itself.")
+        str | None, typer.Option("--other", help="Checkpoint to compare with; default: itself.")
     ] = None,
     by: Annotated[
         Literal["layer", "head", "unit"],
@@ -216,6 +216,7 @@ def change(
         "of": of,
         "ends": ends,
         "align": "embedding" if align else None,
+        "n_ctx": networks.n_ctx,
         "dtype": asked.dtype,
     }
     if len(files) != 2:
@@ -228,7 +229,7 @@ def change(
             drawn = figures.shares_over_training(run.labels, run.components, run.share)
             save_picture(drawn, plot)
         return
-    one, two = (networks.single(Path(file)) for file in files)
+    one, two = (networks.single(file) for file in files)
     with compiling_shown():
         result = tnsim.change(one, two, **options)
         swapped = {"removed": result.removed, "alone": result.alone} if swaps else {}

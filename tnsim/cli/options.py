@@ -22,7 +22,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO, TypeAlias
 
 import typer
 
-from tnsim.errors import CheckpointError, ModelError, UnsupportedLayer, printable, require
+from tnsim.errors import (
+    CheckpointError,
+    ModelError,
+    ResultError,
+    UnsupportedLayer,
+    printable,
+    require,
+)
 from tnsim.files import PNG, Kind, check_replaceable, regular, replacing
 
 if TYPE_CHECKING:
@@ -33,8 +40,9 @@ if TYPE_CHECKING:
     from tnsim.checkpoints.load import Checkpoint, Reading, Series
 
 
+# A text, as an empty one would be the present folder as a path.
 File = Annotated[
-    Path,
+    str,
     typer.Argument(
         help="Checkpoint: .safetensors, .npz, .pt, .pth or .ckpt, a folder with model.safetensors, "
         "or REPOSITORY@REVISION in the local hub cache."
@@ -164,7 +172,7 @@ def grouped(command: _Command) -> _Command:
         ...     print(reading.n_ctx)
         >>> list(inspect.signature(show).parameters)[:3]
         ['file', 'dialect', 'model']
-        >>> show(file=Path("a.npz"), **dataclasses.asdict(ReadingOptions(n_ctx=4)))
+        >>> show(file="a.npz", **dataclasses.asdict(ReadingOptions(n_ctx=4)))
         4
     """
     groups: dict[str, tuple[type, list[str]]] = {}
@@ -225,7 +233,12 @@ class Networks:
     run_as_they_are: bool = False
     run_folders: bool = False
 
-    def single(self, file: Path) -> Any:
+    @property
+    def n_ctx(self) -> int | None:
+        """Length of sequences that a verb is told, as what runs has none by its reading."""
+        return self.reading.n_ctx if self.run_as_they_are else None
+
+    def single(self, file: str) -> Any:
         """The network of a name; a folder of several models is refused."""
         from tnsim.checkpoints.given import read_model
         from tnsim.checkpoints.load import modules_of
@@ -235,7 +248,7 @@ class Networks:
             return function.module
         return read_model(file, None, True) if self.run_folders else self.stored(file).model
 
-    def stored(self, file: Path) -> Checkpoint:
+    def stored(self, file: str) -> Checkpoint:
         """The model of a name, with the types of its numbers."""
         from tnsim.checkpoints.load import read
 
@@ -309,12 +322,12 @@ def networks_of(
             f"{', '.join(unread)} does not apply: leave it out"
         )
     module = module_at(reading.model)
-    if metric == "gaussian" and not unread:
+    if metric == "gaussian" and unread in ([], ["--n-ctx"]):
         from tnsim.checkpoints.given import given_model
         from tnsim.models.functions import is_module
 
         try:
-            as_it_is = is_module(given_model(module, runs=True))
+            as_it_is = is_module(given_model(module, reading.n_ctx, runs=True))
         except (UnsupportedLayer, ModelError):  # no layers, or none that say what they read
             if not on_inputs:
                 raise
@@ -494,14 +507,21 @@ def check_outputs(outputs: Mapping[Path, Kind], store: Path | None = None) -> No
 
 
 def save_picture(figure: Any, path: Path) -> None:
-    """Write a figure as PNG, as a whole or not at all.
+    """Write a figure as PNG, as a whole or not at all; a missing folder is made.
 
     Args:
         figure: Figure of matplotlib.
         path: Path of the picture; no file but a picture is replaced.
+
+    Raises:
+        ResultError: The file cannot be written.
     """
-    with replacing(path, PNG) as temporary:
-        figure.savefig(temporary, dpi=150, format="png")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path, PNG) as temporary:
+            figure.savefig(temporary, dpi=150, format="png")
+    except OSError as error:
+        raise ResultError(f"{path}: cannot be written: {error.strerror or error}") from None
 
 
 def say(text: str) -> None:

@@ -31,7 +31,7 @@ from tnsim.cli.options import (
     standard_input,
     stoppable,
 )
-from tnsim.errors import StoreMismatch
+from tnsim.errors import StoreMismatch, printable
 from tnsim.files import PNG, Kind
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def pairwise(
     others: Any = models_of(_names_in(other)) if other else None
     chosen = metric_of(asked)
     options: dict[str, Any] = {"other": others, "slices": slices, "centred": centred}
-    options["dtype"] = asked.dtype
+    options |= {"n_ctx": networks.n_ctx, "dtype": asked.dtype}
     if dry_run and parts is not None:
         _say_costs(models, chosen, options, as_json)
         return
@@ -397,7 +397,7 @@ def _lowest(result: Pairwise) -> str:
     *part, row, column = np.unravel_index(int(values.argmin()), values.shape)
     first, second = result["a"].values[row], result["b"].values[column]
     said = f"similarity {values.min():.4g}, of {first} and {second}"
-    return f"{said} in {result['part'].values[part[0]]}" if part else said
+    return printable(f"{said} in {result['part'].values[part[0]]}" if part else said)
 
 
 def _names_in(files: list[str]) -> list[str]:

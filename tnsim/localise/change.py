@@ -454,6 +454,7 @@ def _changes(run: Any, metric: Metric, question: _Question) -> ChangeSeries:
         )
     labels, checkpoints = checkpoints_of(run)
     if len(labels) < 2:
+        list(checkpoints)  # a name that stands for nothing is refused as such
         raise ModelError(f"a run has two checkpoints or more, found {len(labels)}")
     # Two networks at a time: a run may be longer than memory.
     networks = iter(checkpoints)

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.checkpoints.load import Series
+from tnsim.errors import printable
 from tnsim.tables import html_table
 
 Run = Series | Mapping | list | tuple
@@ -123,17 +124,20 @@ def text_of_run(
         beside: Name and texts of a column before them.
 
     Example:
-        >>> print(text_of_run((0, 10), ("embed",), np.array([[0.5], [1.0]])))
+        >>> print(text_of_run(("10", "epoch_20_best"), ("embed",), np.array([[0.5], [1.0]])))
                   a embed
-        checkpoint         a
-        0            +0.5000
-        10           +1.0000
+        checkpoint            a
+        10              +0.5000
+        epoch_20_best   +1.0000
     """
     head, texts = beside or ("", [""] * len(labels))
     order = largest(values, len(_LETTERS))
     letters = _LETTERS[: len(order)]
     lines = [f"{letter:>11} {names[n]}" for letter, n in zip(letters, order, strict=True)]
-    lines.append(f"{'checkpoint':<11}{head}" + "".join(f"{letter:>9}" for letter in letters))
-    for label, text, row in zip(labels, texts, values, strict=True):
-        lines.append(f"{label!s:<11}{text}" + "".join(f"{row[n]:>+9.4f}" for n in order))
+    first = ["checkpoint", *(printable(str(label), 40) for label in labels)]
+    width = max(map(len, first)) + 1
+    numbers = ["".join(f"{row[n]:>+9.4f}" for n in order) for row in values]
+    numbers.insert(0, "".join(f"{letter:>9}" for letter in letters))
+    for label, text, row in zip(first, (head, *texts), numbers, strict=True):
+        lines.append(f"{label:<{width}}{text}{row}")
     return "\n".join(lines)

@@ -130,7 +130,7 @@ def positions_of(n_ctx: int | None) -> int:
     if n_ctx is None:
         raise ModelError(
             "Categorical is a distribution of token sequences: "
-            "give tnsim.Model(layers, n_ctx=...) or load(..., n_ctx=...)"
+            "give tnsim.Model(layers, n_ctx=...) or load(..., n_ctx=...), --n-ctx"
         )
     return n_ctx
 
