@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import quimb.tensor as qtn
 from closeness import LARGEST, assert_close
-from oracles import bilinear, dense_layer, expected_products
+from oracles import bilinear, dense_layer, expected_products, linear
 from refusals import refused
 from seeds import generator
 from sequence_cases import DEEP, ONE_LAYER, D, inputs, pair
@@ -156,3 +156,8 @@ def test_deep_networks_of_sequences_join_whole_trees():
     )
     meet_inner(a, a, tnsim.Gaussian())
     meet_inner(a, b, tnsim.Symmetric())
+    # A linear model has two legs here, and a cubic one leaves an odd number.
+    meet_inner(tnsim.Model([linear(rng, 1, 1)], n_ctx=2), b, tnsim.Gaussian())
+    cubic = tnsim.Model([tnsim.Multilinear([[[1.0]]] * 3, [[1.0]])], n_ctx=2)
+    with refused("degrees 3 and 4 have an odd number", tnsim.TooLarge):
+        next(tnsim.tensor_networks.networks(cubic, b))
