@@ -22,7 +22,7 @@ from jax.core import Tracer
 
 from tnsim.engine.ir.problem import Definition, Operand, Problem, Stage, Term
 from tnsim.errors import ModelError
-from tnsim.models.arrays import as_array, host_array
+from tnsim.models.arrays import as_array, host_array, requires_grad
 from tnsim.options import is_list, shown
 
 if TYPE_CHECKING:
@@ -58,23 +58,28 @@ def weighted(networks: Any) -> Iterator[WeightedNetwork]:
                 f"item {number} is ({', '.join(type(part).__name__ for part in pair)})"
             )
         weight, network = pair
-        if isinstance(weight, Tracer):
+        if isinstance(weight, Tracer) or requires_grad(weight):
             raise ModelError(
                 f"the weight of network {number} is traced, but weights are part of the plan: "
                 "multiply it into a tensor"
             )
-        if np.ndim(weight) or not _is_finite(weight):
-            raise ModelError(f"the weight of network {number} is no finite number: {weight}")
+        factor = _finite(weight)
+        if factor is None:
+            raise ModelError(f"the weight of network {number} is no finite number: {shown(weight)}")
         if not network.num_tensors:
             raise ModelError(f"network {number} has no tensors")
-        yield complex(weight) if np.iscomplexobj(weight) else float(weight), network
+        yield factor, network
 
 
-def _is_finite(weight: Any) -> bool:
+def _finite(weight: Any) -> complex | None:
+    """A weight as a float, or a complex number; None for what is no finite number."""
     try:
-        return bool(np.isfinite(weight))
-    except TypeError:  # raised by values that are no numbers
-        return False
+        number = None if np.ndim(weight) or isinstance(weight, str) else complex(weight)
+    except (TypeError, ValueError, OverflowError):  # no number, or a whole one beyond floats
+        return None
+    if number is None or not np.isfinite(number):
+        return None
+    return number if np.iscomplexobj(weight) else number.real
 
 
 def index_sizes(network: qtn.TensorNetwork, what: str) -> dict[str, int]:
