@@ -256,6 +256,10 @@ def test_exponents_are_quimbs(rng):
     with refused(r"exponents of the networks differ by 452, .* call network.distribute_exponent"):
         tnsim.tensor_networks.contract([(1.0, large), (1.0, small)], strip_exponent=True)
     assert tnsim.tensor_networks.contract([(0.0, ring)], strip_exponent=True) == (0.0, 0.0)
+    for wrong in (-np.inf, 2j, np.ones(2)):
+        large.exponent = wrong
+        with refused("the exponent of network 0 is no finite real number"):
+            tnsim.tensor_networks.contract(large)
 
 
 def test_nothing_is_lost_on_the_way(rng):
@@ -406,6 +410,10 @@ def test_what_fits_no_expression_is_refused(rng):
         ring({"M": np.eye(4)})
     with refused("no tensor carries the tags 'N'; there are 'M', 'M0'"):
         ring({"N": np.eye(4)})
+    with refused("tags are texts"):
+        ring({0: np.eye(4)})
+    with refused("must be a mapping", tnsim.errors.OptionError):
+        ring(np.eye(4))
     with refused(r"'M', 'M0' has shape \(3, 3\), planned was \(4, 4"):
         ring({"M0": np.eye(3)})
 

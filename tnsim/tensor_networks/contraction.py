@@ -301,6 +301,7 @@ class Expression:
     tier: Tier
     exponents: Mapping[str, float]
 
+    @checked
     def __call__(self, arrays: Mapping[Tags, Any] | None = None) -> Any:
         """The sum with new arrays in the networks.
 

@@ -58,28 +58,27 @@ def weighted(networks: Any) -> Iterator[WeightedNetwork]:
                 f"item {number} is ({', '.join(type(part).__name__ for part in pair)})"
             )
         weight, network = pair
-        if isinstance(weight, Tracer) or requires_grad(weight):
-            raise ModelError(
-                f"the weight of network {number} is traced, but weights are part of the plan: "
-                "multiply it into a tensor"
-            )
-        factor = _finite(weight)
-        if factor is None:
-            raise ModelError(f"the weight of network {number} is no finite number: {shown(weight)}")
+        factor = _planned(weight, f"the weight of network {number}")
         if not network.num_tensors:
             raise ModelError(f"network {number} has no tensors")
         yield factor, network
 
 
-def _finite(weight: Any) -> complex | None:
-    """A weight as a float, or a complex number; None for what is no finite number."""
+def _planned(value: Any, what: str, real: bool = False) -> complex:
+    """A number that is part of a plan, as a float or, unless it is to be real, a complex number."""
+    if isinstance(value, Tracer) or requires_grad(value):
+        raise ModelError(
+            f"{what} is traced, but weights and exponents are part of the plan: "
+            "multiply it into a tensor"
+        )
     try:
-        number = None if np.ndim(weight) or isinstance(weight, str) else complex(weight)
+        found = math.nan if np.ndim(value) or isinstance(value, str) else complex(value)
     except (TypeError, ValueError, OverflowError):  # no number, or a whole one beyond floats
-        return None
-    if number is None or not np.isfinite(number):
-        return None
-    return number if np.iscomplexobj(weight) else number.real
+        found = math.nan
+    if not np.isfinite(found) or (real and np.iscomplexobj(value)):
+        numbers = "real number" if real else "number"
+        raise ModelError(f"{what} is no finite {numbers}: {shown(value)}")
+    return found if np.iscomplexobj(value) else found.real
 
 
 def index_sizes(network: qtn.TensorNetwork, what: str) -> dict[str, int]:
@@ -238,12 +237,13 @@ def network_sum(
             )
         sizes = own
         operands = tuple(leaves.operand(tensor, what) for tensor in network.tensors)
+        exponent = _planned(network.exponent, f"the exponent of {what}", real=True)
         # A term of weight zero is checked like all others and then left out.
         if weight != 0.0:
             if isinstance(weight, complex):
                 operands = (*operands, leaves.factor(weight))
                 weight = 1.0
-            read.append((weight, float(network.exponent), operands))
+            read.append((weight, exponent.real, operands))
     return _as_problem(read, leaves.found, outputs or (), sizes)
 
 
@@ -346,7 +346,7 @@ def leaf_of(networks: NetworkSum, tags: Tags) -> str:
     Raises:
         ModelError: There is no such tensor, or the tensors hold several leaves.
     """
-    wanted = tag_set(tags)
+    (wanted,) = map(tag_set, _tag_groups([tags]))
     legs = []
     for name, leaf in networks.leaves.items():
         if any(wanted <= carried for carried in leaf.tags):
