@@ -347,7 +347,7 @@ def shifted(array: Any, by: Any, out: np.ndarray | None = None) -> Any:
         if np.iscomplexobj(array):  # as two numbers that are shifted alike
             dtype = np.asarray(array).dtype
             pairs = np.asarray(array)[..., None].view(f"f{dtype.itemsize // 2}")
-            return np.ldexp(pairs, by[..., None]).view(dtype)[..., 0]
+            return np.ldexp(pairs, by[..., None]).view(dtype)[..., 0][()]
         return np.ldexp(array, by, out=out)
     if isinstance(by, np.ndarray) and by.ndim == 0 and by == 0:  # nothing to trace
         return array

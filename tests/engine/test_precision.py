@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import tracemalloc
 import warnings
 
 import cases
@@ -410,6 +411,17 @@ def test_an_ordinary_model_is_not_told_to_cancel(rng, cosines):
         a, b = skewed(rng, 1)
         tnsim.similarity(a, b, CLOSURE, dtype="float32")
         assert cosines[-1].error < 1e-4
+
+
+def test_measuring_what_cancels_takes_one_changed_model_at_a_time(rng):
+    """Plans tell the memory beside the models, and three changed copies of them were beyond it."""
+    model = tnsim.Model([linear(rng, 128, 128)] * 4)
+    amplification(tnsim.Model([linear(rng, 2, 2)] * 4), tnsim.Gaussian())
+    tracemalloc.start()
+    amplification(model, tnsim.Gaussian())
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2.5 * 4 * 8 * 128**2
 
 
 def test_ordinary_residual_layers_are_in_the_range_of_float32(rng):

@@ -69,6 +69,13 @@ def test_every_pair_of_a_sum_decides_about_its_route(rng):
         Contractions(question).estimate()
     value = tnsim.similarity(two + line, square)
     assert_close(tnsim.similarity(square, two + line), value, scale=1.0)
+    cube, fourth = (
+        tnsim.Model([tnsim.Multilinear([np.eye(2)] * order, np.eye(2))] * depth)
+        for order, depth in ((3, 1), (2, 2))
+    )  # two kinds of models among three, which have an odd number of legs together
+    question = Question((fourth, cube, fourth), tnsim.Gaussian(), ALL, False, "float64")
+    with refused("an odd number", tnsim.TooLarge):
+        Contractions(question).estimate()
 
 
 @pytest.mark.slow

@@ -196,10 +196,10 @@ def test_an_optimiser_for_one_contraction_is_refused_for_more(rng):
         )
 
 
-@pytest.mark.parametrize("wrong", ["no such method", 3, [(0, 1), (0, 1)]])
+@pytest.mark.parametrize("wrong", ["no such method", 3, [(0, 1), (0, 1)], np.eye(2)])
 def test_optimisers_without_a_path_are_refused(wrong, rng):
     chain = qtn.MPS_rand_state(4, 2, seed=1)
-    with refused(r"optimize.*name of a method of cotengra"):
+    with refused(r"^optimize.*name of a method of cotengra"):
         tnsim.tensor_networks.contract(chain, optimize=wrong)
 
 
@@ -256,6 +256,10 @@ def test_exponents_are_quimbs(rng):
     with refused(r"exponents of the networks differ by 452, .* call network.distribute_exponent"):
         tnsim.tensor_networks.contract([(1.0, large), (1.0, small)], strip_exponent=True)
     assert tnsim.tensor_networks.contract([(0.0, ring)], strip_exponent=True) == (0.0, 0.0)
+    for wrong in (-np.inf, 2j, np.ones(2)):
+        large.exponent = wrong
+        with refused("the exponent of network 0 is no finite real number"):
+            tnsim.tensor_networks.contract(large)
 
 
 def test_nothing_is_lost_on_the_way(rng):
@@ -368,6 +372,9 @@ REFUSED = {
     ),
     "tensor of network 0 with the indices 'i' must hold numbers, found dtype <U1": qtn.Tensor(
         np.array(["x", "y"]), "i"
+    ).as_network(),
+    "indices 'i' must hold numbers, found dtype key<fry>": qtn.Tensor(
+        jax.random.split(jax.random.key(0)), "i"
     ).as_network(),
     "indices 'i' has 1 NaN or infinite": qtn.Tensor([np.inf, 1.0], "i").as_network(),
     "the outputs 'i', 'j' have sizes": [
@@ -532,6 +539,7 @@ def test_complex_networks(scaled, rng):
         assert_close(abs(mantissa), 1.0)
         found = mantissa * 10**exponent
     assert_close(found, expected, rtol=1e-12)
+    assert isinstance(found, complex)  # a number, as that of a real sum
     single = tnsim.tensor_networks.contract_expression(networks, dtype="complex64")
     assert_close(single(), expected, rtol=1e-5, limited_by="float32")
     assert single.plan.input_bytes == 8 * sum(np.size(t.data) for t in moved.tensors)
@@ -565,7 +573,16 @@ def test_weights_of_networks_may_be_complex(rng, backend):
         [(0j, chains[0]), (1j, chains[1])], ("i", "k"), backend=backend
     )
     assert_close(only, 1j * x @ z, scale=LARGEST, rtol=1e-12)
-    for wrong in ("one", float("nan"), complex(0, float("inf")), [1.0], None):
+    beyond = 10**400, np.longdouble("1e400")
+    for wrong in (
+        "one",
+        float("nan"),
+        complex(0, float("inf")),
+        [1.0],
+        [[1], [1, 2]],
+        None,
+        *beyond,
+    ):
         with refused("the weight of network 0 is no finite number"):
             tnsim.tensor_networks.contract([(wrong, chains[0])])
     with refused("float64 does not"):

@@ -158,3 +158,6 @@ def test_deep_networks_of_sequences_join_whole_trees():
     meet_inner(a, b, tnsim.Symmetric())
     line = tnsim.Model([tnsim.Linear([[2.0]], [1.0])], n_ctx=2)  # of odd degree, so it is raised
     meet_inner(line, a, tnsim.Gaussian())
+    cubic = tnsim.Model([tnsim.Multilinear([[[1.0]]] * 3, [[1.0]])], n_ctx=2)
+    with refused("degrees 3 and 4 have an odd number", tnsim.TooLarge):
+        next(tnsim.tensor_networks.networks(cubic, b))

@@ -147,7 +147,7 @@ class Contractions:
     def _family(self) -> Family:
         metric = self.question.metric
         forms = {kinds(model): model for model in self.question.models}
-        if len(forms) > 2:  # a sum has no plan where two of its models have none
+        if len(self.question.models) > 2:  # a sum has no plan where two of its models have none
             for one, two in itertools.combinations(forms.values(), 2):
                 choose(one, two, metric)
         a, b = self._example

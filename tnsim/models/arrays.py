@@ -428,6 +428,8 @@ def _wide_dtype(dtype: Any) -> Any:
 
     It has the byte order of the machine, whichever the given one has.
     """
+    if not isinstance(dtype, np.dtype):  # that of the keys of JAX, which are no numbers
+        return dtype
     if dtype.kind in "iub":
         return jax.dtypes.canonicalize_dtype(np.float64)
     # Half precision loses digits in sums, so such weights are computed in float32.

@@ -259,17 +259,20 @@ def _with_changes(
     rng = np.random.default_rng(0)
     is_host = library(model, inputs) is np
 
-    def drawn(leaf: Any, scale: float, base: float) -> Any:
-        """`base` and random numbers of root mean square `scale` for each draw; `base` for numbers.
+    def drawn(leaf: Any) -> np.ndarray:
+        """Whole numbers from -128 to 127, for each draw.
 
         Numbers of many sizes: signs alone change matrices of two rows by little more than units.
-        Random bytes take a tenth of the time of other random numbers.
+        Random bytes take a tenth of the time of other random numbers, and an eighth of the memory.
         """
         shape = (_DRAWS, *np.shape(leaf))
-        levels = np.frombuffer(rng.bytes(math.prod(shape)), np.int8).reshape(shape)
+        return np.frombuffer(rng.bytes(math.prod(shape)), np.int8).reshape(shape)
+
+    def factors(leaf: Any, levels: np.ndarray, scale: float, base: float) -> Any:
+        """`base` and random numbers of root mean square `scale`; `base` for numbers."""
         unit = scale * math.sqrt(3.0) / 128 if np.ndim(leaf) else 0.0
         numbers = np.multiply(levels, unit, dtype=np.float64)
-        numbers += base + unit / 2  # levels from -128 to 127 have the mean -1/2
+        numbers += base + unit / 2  # levels have the mean -1/2
         return numbers
 
     def run(model: Model) -> State:
@@ -277,7 +280,7 @@ def _with_changes(
 
     # Each leaf has its changes along a new first axis, one entry for each draw.
     if not is_host:
-        changes = jax.tree.map(lambda x: x * drawn(x, 1.0, 0.0).astype(x.dtype), model)
+        changes = jax.tree.map(lambda x: x * factors(x, drawn(x), 1.0, 0.0).astype(x.dtype), model)
         # The linear map of the derivative is made once and applied to all draws.
         outputs, derivative = jax.linearize(run, model)
         moved = jax.vmap(derivative)(changes).value
@@ -286,19 +289,20 @@ def _with_changes(
     # A polynomial of degree n changes n times as much as its weights, in exponents for large n.
     shift = min(_SHIFT, max(_LEAST_SHIFT, _LINEAR / model.growth))
 
-    def shifted(leaf: np.ndarray) -> np.ndarray:
-        factors = drawn(leaf, shift, 1.0)
-        factors *= leaf  # in place: all weights of a model pass here, three times
-        return factors
+    def shifted(leaf: np.ndarray, levels: np.ndarray) -> np.ndarray:
+        numbers = factors(leaf, levels, shift, 1.0)
+        numbers *= leaf  # in place: all weights of a model pass here, three times
+        return numbers
 
     # In NumPy the derivative is a difference of two runs, so small that it is linear and so large
     # that rounding is below it. Few inputs make small products, for which threads of BLAS wait
     # longer than they compute: beside other work 16 layers of width 256 took .26 s for .10.
-    several = jax.tree.map(shifted, model)
+    levels = jax.tree.map(drawn, model)
     with one_blas_thread():
         outputs, changed = run(model), []
         for n in range(_DRAWS):
-            moved, exponents = run(jax.tree.map(operator.itemgetter(n), several))
+            one = jax.tree.map(operator.itemgetter(n), levels)
+            moved, exponents = run(jax.tree.map(shifted, model, one))
             shape = -1, *(1,) * (np.ndim(moved) - 1)
             # The changed run has exponents of its own; its outputs are brought to the exponents of
             # the first run before they are subtracted.

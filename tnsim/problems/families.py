@@ -190,25 +190,26 @@ class WholeTree:
         ket = None if b is None else _flat_kinds(b, raises)
         lifted = a.n_ctx is not None or need_constant([bra, ket or bra])
         inputs = whole_tree_kind(metric, lifted)
+        check_size(bra, ket or bra, cross_only=not raises)
         return cls(metric.name, type(metric), bra, ket, inputs, lifted, raises, a.n_ctx)
 
     @staticmethod
     def fits(a: Model, b: Model, metric: Metric) -> bool:
-        """Whether flattened trees can be joined: few legs, an even number, and small tensors.
+        """Whether flattened trees can be joined: few legs, and small tensors.
 
-        Unequal degrees under a metric that asks for equal ones are refused as trees, see
-        `check_size`.
+        Unequal degrees under a metric that asks for equal ones, and an odd number of legs, are
+        refused as trees, see `check_size`.
         """
         if not metric.pairs_within_model and a.degree != b.degree:
             return True
-        legs = 0
-        largest = 0
-        for model in (a, b):
-            layers = _flat_kinds(model, metric.pairs_within_model)
-            legs += tree(layers).legs
-            for kind in layers:
-                largest = max(largest, kind.dense_size)
-        return legs <= MAX_LEGS and legs % 2 == 0 and largest <= _LARGEST_DENSE
+        raises = metric.pairs_within_model
+        largest = max(kind.dense_size for model in (a, b) for kind in _flat_kinds(model, raises))
+        return WholeTree.legs(a, b, metric) <= MAX_LEGS and largest <= _LARGEST_DENSE
+
+    @staticmethod
+    def legs(a: Model, b: Model, metric: Metric) -> int:
+        """Number of legs of both models as trees of a metric."""
+        return sum(tree(_flat_kinds(model, metric.pairs_within_model)).legs for model in (a, b))
 
     @property
     def nodes(self) -> MomentNodes | None:
@@ -226,12 +227,9 @@ class WholeTree:
         return _raised_model(model) if self.raises_linear else model
 
     def problem(self, pairs: tuple[Pair, ...], slices: bool) -> Problem:
-        models = by_side(self.bra, self.ket)
-        cross_only = not self.metric().pairs_within_model
-        check_size(models, cross_only)
         return fold_trees(
-            models,
-            cross_only,
+            by_side(self.bra, self.ket),
+            not self.metric().pairs_within_model,
             self.input_kind,
             self.lifted,
             pairs,

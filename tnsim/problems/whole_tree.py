@@ -51,7 +51,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from tnsim.engine.ir.problem import (
@@ -511,24 +511,23 @@ def fold_trees(
     return prune(Problem(tuple(stages), _leaf_shapes(parts), frozenset(symmetric), outputs))
 
 
-def check_size(models: Mapping[Side, Kinds], cross_only: bool) -> None:
+def check_size(bra: Kinds, ket: Kinds, cross_only: bool) -> None:
     """Refuse trees that are too large or do not match, before diagrams are generated.
 
     Raises:
         TooLarge: The trees have more than `MAX_LEGS` legs together, or an odd number.
         ModelError: Only bra and ket legs may be joined, but the models' degrees differ.
     """
-    bra = tree(models["A"]).legs
-    ket = tree(models.get("B", models["A"])).legs
-    if cross_only and bra != ket:
+    one, two = tree(bra).legs, tree(ket).legs
+    if cross_only and one != two:
         raise ModelError(
             "Symmetric() compares tensors of one order, but the models have degrees "
-            f"{bra} and {ket}; use Gaussian()"
+            f"{one} and {two}; use Gaussian()"
         )
-    legs = bra + ket
+    legs = one + two
     if legs > MAX_LEGS or legs % 2:
         said = (
-            f"all legs in pairs, and models of degrees {bra} and {ket} have an odd number"
+            f"all legs in pairs, and models of degrees {one} and {two} have an odd number"
             if legs % 2
             else f"{legs} legs in more than 10^{legs // 2 - 2} ways; up to {MAX_LEGS} legs are "
             "planned (three bilinear layers a side have 16)"

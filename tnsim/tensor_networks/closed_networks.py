@@ -54,7 +54,7 @@ from tnsim.problems.hidden_units import has_kernels
 from tnsim.problems.kernel_models import last_segments, under
 from tnsim.problems.kernels import readout, whole_kernel
 from tnsim.problems.tensors.kinds import Kinds, kinds, nonlinear
-from tnsim.problems.whole_tree import check_size
+from tnsim.problems.whole_tree import MAX_LEGS
 from tnsim.scaled import shifted
 from tnsim.tensor_networks.model_networks import (
     AS_EXPRESSION,
@@ -261,7 +261,7 @@ def networks(
     if a.n_ctx is None:
         return _whole_trees(a, b, metric) if whole_trees else _layer_over_layer(a, b, metric)
     # Sequences count as one flat input here.
-    if whole_trees and depth > 1 and WholeTree.fits(a, b, metric):
+    if whole_trees and depth > 1 and WholeTree.legs(a, b, metric) <= MAX_LEGS:
         return _whole_trees(a, b, metric)
     joined = layer_by_layer(metric, depth, (a.degree, b.degree))
     return _layer_over_layer(a, b, flattened(joined, a.d_in, a.n_ctx))
@@ -329,8 +329,6 @@ def _whole_trees(a: Model, b: Model, metric: Metric) -> Iterator[tuple[float, qt
     models: dict[Side, Model] = {"A": family.prepare(a), "B": family.prepare(b)}
     both: dict[Side, Kinds] = {"A": family.bra, "B": family.ket or family.bra}
     cross_only = not metric.pairs_within_model
-    # Diagrams are counted before the first one is made.
-    check_size(both, cross_only)
     bra, ket = tree(both["A"]), tree(both["B"])
     joinings = math.factorial(bra.legs) if cross_only else 1  # P_n is a mean over n! ways
 

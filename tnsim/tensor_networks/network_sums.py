@@ -22,7 +22,7 @@ from jax.core import Tracer
 
 from tnsim.engine.ir.problem import Definition, Operand, Problem, Stage, Term
 from tnsim.errors import ModelError
-from tnsim.models.arrays import as_array, host_array
+from tnsim.models.arrays import as_array, host_array, requires_grad
 from tnsim.options import is_list, shown
 
 if TYPE_CHECKING:
@@ -58,23 +58,27 @@ def weighted(networks: Any) -> Iterator[WeightedNetwork]:
                 f"item {number} is ({', '.join(type(part).__name__ for part in pair)})"
             )
         weight, network = pair
-        if isinstance(weight, Tracer):
-            raise ModelError(
-                f"the weight of network {number} is traced, but weights are part of the plan: "
-                "multiply it into a tensor"
-            )
-        if np.ndim(weight) or not _is_finite(weight):
-            raise ModelError(f"the weight of network {number} is no finite number: {weight}")
+        factor = _planned(weight, f"the weight of network {number}")
         if not network.num_tensors:
             raise ModelError(f"network {number} has no tensors")
-        yield complex(weight) if np.iscomplexobj(weight) else float(weight), network
+        yield factor, network
 
 
-def _is_finite(weight: Any) -> bool:
+def _planned(value: Any, what: str, real: bool = False) -> complex:
+    """A number that is part of a plan, as a float or, unless it is to be real, a complex number."""
+    if isinstance(value, Tracer) or requires_grad(value):
+        raise ModelError(
+            f"{what} is traced, but weights and exponents are part of the plan: "
+            "multiply it into a tensor"
+        )
     try:
-        return bool(np.isfinite(weight))
-    except TypeError:  # raised by values that are no numbers
-        return False
+        found = math.nan if np.ndim(value) or isinstance(value, str) else complex(value)
+    except (TypeError, ValueError, OverflowError):  # no number, or a whole one beyond floats
+        found = math.nan
+    if not np.isfinite(found) or (real and np.iscomplexobj(value)):
+        numbers = "real number" if real else "number"
+        raise ModelError(f"{what} is no finite {numbers}: {shown(value)}")
+    return found if np.iscomplexobj(value) else found.real
 
 
 def index_sizes(network: qtn.TensorNetwork, what: str) -> dict[str, int]:
@@ -233,12 +237,13 @@ def network_sum(
             )
         sizes = own
         operands = tuple(leaves.operand(tensor, what) for tensor in network.tensors)
+        exponent = _planned(network.exponent, f"the exponent of {what}", real=True)
         # A term of weight zero is checked like all others and then left out.
         if weight != 0.0:
             if isinstance(weight, complex):
                 operands = (*operands, leaves.factor(weight))
                 weight = 1.0
-            read.append((weight, float(network.exponent), operands))
+            read.append((weight, exponent.real, operands))
     return _as_problem(read, leaves.found, outputs or (), sizes)
 
 

@@ -24,6 +24,7 @@ from tnsim.engine.costs import CACHED, WRITING
 from tnsim.engine.ir.program import Labels, postorder
 from tnsim.engine.search import progress
 from tnsim.errors import ModelError, in_one_line
+from tnsim.options import shown
 from tnsim.sessions import session_cache
 
 Path = tuple[tuple[int, int], ...]
@@ -151,13 +152,13 @@ def _by_optimizer(
             )
         except Exception as error:  # whatever an optimiser of the caller raises
             raise ModelError(
-                f"optimize={search.optimizer!r} finds no path: {in_one_line(error)}; give the "
+                f"optimize={shown(search.optimizer)} finds no path: {in_one_line(error)}; give the "
                 'name of a method of cotengra, such as "greedy", or an optimiser'
             ) from error
         if [set(labels) for labels in tree.inputs] != [set(labels) for labels in letters]:
             raise ModelError(
-                f"optimize={search.optimizer!r} gives the path of another product: an optimiser "
-                "for a single contraction; give a cotengra.ReusableHyperOptimizer"
+                f"optimize={shown(search.optimizer)} gives the path of another product: an "
+                "optimiser for a single contraction; give a cotengra.ReusableHyperOptimizer"
             )
         search.found[key] = _pair_steps(tree.get_ssa_path(), product.count)
     return search.found[key]
