@@ -52,7 +52,7 @@ from tnsim.checkpoints.guard import cause
 from tnsim.errors import DamagedStore, StoreMismatch, TnsimError, printable
 from tnsim.files import appending, regular
 
-FORMAT = 9
+FORMAT = 10
 """Version of the layout, and of what its numbers mean: another one also where tnsim computes other
 numbers for equal models, as by a mended fault. A store of another version is refused."""
 # Attributes that must be equal for a store to be continued; error messages name them.

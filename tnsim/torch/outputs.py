@@ -31,7 +31,7 @@ from tnsim.compare.request import (
     Question,
     Request,
     check_comparison,
-    parts,
+    summands,
 )
 from tnsim.engine.runtime import execution
 from tnsim.errors import TnsimError
@@ -101,7 +101,7 @@ def _inner_products(
     a: _Side, b: _Side, request: Request
 ) -> tuple[list[torch.Tensor], InnerProducts]:
     """AB, AA and BB in the graph of autograd, in the units of both sides, and as numbers."""
-    terms = [parts(one.fixed) for one in (a, b)]
+    terms = [summands(one.fixed) for one in (a, b)]
     known = [part for one in terms for _, part in one]
     models = tuple(part for part in known if isinstance(part, Model))
     points = points_of(models, request.metric)
@@ -245,7 +245,7 @@ def _of_model(model: Any, fixed: Any, dtype: str) -> Run:
     """The vectors of a model or a sum of models, with gradients to weights that are tensors."""
     leaves, form = jax.tree.flatten(model if fixed is model else with_dense_matrices(model))
     moving = {n: leaf for n, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
-    vector = vectors_of(parts(fixed), dtype)
+    vector = vectors_of(summands(fixed), dtype)
 
     def at(batch: WeightedPoints, start: int) -> tuple[torch.Tensor, float, float]:
         with execution.precision():
@@ -256,7 +256,7 @@ def _of_model(model: Any, fixed: Any, dtype: str) -> Run:
         def traced(weights: dict[int, jax.Array]) -> jax.Array:
             own = [weights.get(n, leaf) for n, leaf in enumerate(leaves)]
             own = [jnp.asarray(x, dtype) if hasattr(x, "dtype") else x for x in own]
-            return traced_vector(parts(jax.tree.unflatten(form, own)), batch, exponent, dtype)
+            return traced_vector(summands(jax.tree.unflatten(form, own)), batch, exponent, dtype)
 
         def pullback(
             tensors: Sequence[torch.Tensor], outer: torch.Tensor
