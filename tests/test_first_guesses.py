@@ -445,6 +445,7 @@ def two(build):
     return [build().double().eval() for _ in range(2)]
 
 
+@pytest.mark.slow
 def test_a_metric_or_a_model_says_how_many_numbers_a_module_reads(tmp_path):
     nets, metric = two(halves), tnsim.Gaussian(mean=np.zeros(6))
     with refused(r"no inputs were found.*tnsim\.Gaussian\(mean=np\.zeros\(d\)\).*inputs="):

@@ -196,6 +196,7 @@ def test_a_module_and_finite_differences():
     assert len(used) == 8
 
 
+@pytest.mark.slow
 def test_autocast_rounds_no_weight():
     net, goal = Net(), tnsim.from_module(Net())
     values, slopes = [], []
@@ -208,7 +209,7 @@ def test_autocast_rounds_no_weight():
     assert values[0] == values[1] and (slopes[0] == slopes[1]).all()
 
 
-@pytest.mark.sampled(quick=1)
+@pytest.mark.sampled(quick=0, slow=1)
 @pytest.mark.parametrize("inputs", [None, np.eye(2)])
 def test_a_default_device_without_numbers_is_not_that_of_a_module(inputs):
     net, goal = Net(), Net()

@@ -361,6 +361,7 @@ def test_functions_of_jax_are_those_of_torch(pair):
     assert_close(split.share.sum(), 1.0, rtol=1e-3, limited_by="the nodes of an integral")
 
 
+@pytest.mark.slow
 def test_weights_of_two_classes_are_matched_by_name(rng):
     """Leaves of equal names and shapes stand in another order in another class."""
     here, there = namedtuple("here", "w v"), namedtuple("there", "v w")
@@ -388,6 +389,7 @@ def test_weights_of_two_classes_are_matched_by_name(rng):
         assert_close(two.total, one.total, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_functions_of_jax_are_compiled_once(rng):
     """Each of hundreds of ways back was traced anew, which took longer than all the rest."""
     weights, moves, calls = rng.normal(size=(2, 3, 2)), 0.1 * rng.normal(size=(2, 3, 2)), []
@@ -485,6 +487,7 @@ def test_biases_that_begin_as_zeros_change_as_weights_do(layers):
             assert_close(found.removed, back, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_networks_without_common_weights_are_warned_of():
     a = deep(nn.ReLU)
     # The same function but for small moves, with hidden units in other orders.
