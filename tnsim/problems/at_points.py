@@ -566,14 +566,6 @@ def _sum_vector(terms: Terms, vectors: dict[int, Vector], dtype: str) -> Vector:
         )
     lengths = np.stack([vector.lengths for vector in own])
     sizes = (abs(factors)[:, None] * lengths).sum(axis=0)
-    if dtype == "float32":
-        # A polynomial that vanishes at all points beside another part may have left the range of
-        # floats, as hidden states of 2^-80 do. Nothing else shows it: the sum would be that of the
-        # others. An activation gives zeros of its own.
-        present = np.array([length.any() for length in lengths])
-        polynomial = np.array([isinstance(x, Model) and x.is_polynomial for _, x in terms])
-        if present.any() and not present[polynomial].all():
-            values = values * np.float32(np.nan)
     if len(own) == 1:
         return Vector(values, exponent, sizes, sizes)
     by_group = _squares if library(values) is np else _compiled_squares
