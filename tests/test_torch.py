@@ -133,7 +133,7 @@ CENTRED = {  # the mean moves with the weights, and the derivative leaves it whe
 }
 
 
-@pytest.mark.sampled(quick=1, slow=10)
+@pytest.mark.sampled(quick=1, slow=6)
 @pytest.mark.parametrize(
     "case, centred",
     [*((name, False) for name in GRADIENTS), *((name, True) for name in CENTRED)],

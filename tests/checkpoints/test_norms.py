@@ -258,7 +258,7 @@ PLACES = {
 }
 
 
-@pytest.mark.sampled(quick=1)
+@pytest.mark.sampled(quick=1, slow=24)
 @pytest.mark.parametrize("affine", [False, True])
 @pytest.mark.parametrize("kind", ["LayerNorm", "RMSNorm", "Written"])
 @pytest.mark.parametrize("place", PLACES)

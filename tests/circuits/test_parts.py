@@ -111,7 +111,7 @@ def direct_path(rng, count, width, bias):
     return tnsim.Model([tnsim.Linear(embedding), last])
 
 
-@pytest.mark.sampled(quick=0, slow=2)
+@pytest.mark.sampled(quick=0, slow=1)
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize("moments", ["none", "both", "mean", "variances"])
 def test_no_metric_takes_a_matrix_over_pairs_of_tokens(moments, bias, rng):

@@ -273,7 +273,7 @@ def test_kernels_of_wide_layers_on_an_accelerator(rng, monkeypatch):
         assert_close(other, one, rtol=1e-12)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_gradients_of_wide_layers_on_an_accelerator(rng, monkeypatch):
     """The partner is numbers, whose kernel with itself is made inside a trace too."""
     a, b = mlp(rng, "relu", hidden=12), mlp(rng, "relu", hidden=12)

@@ -156,7 +156,7 @@ DIFFERENTIATED = {
 ONE_LAYER = ONE | {"three legs": three_legs}
 
 
-@pytest.mark.sampled(quick=0, slow=5)
+@pytest.mark.sampled(quick=0, slow=3)
 @pytest.mark.parametrize(
     "case, verb, metric",
     [
@@ -363,7 +363,7 @@ DEEP = {
 }
 
 
-@pytest.mark.sampled(quick=0, slow=1)
+@pytest.mark.sampled(quick=0, slow=0)
 @pytest.mark.parametrize("case", DEEP)
 def test_deep_attention_by_diagrams(case, rng, diagrams):
     """Twenty legs of both models joined over a mean and a covariance of all positions."""
