@@ -138,8 +138,11 @@ def test_configurations_are_read_as_they_are_computed(layout):
     assert read >= READ[layout]
 
 
-def test_norms_without_weights_are_no_activations():
-    written = BASES["opt"] | {"layer_norm_elementwise_affine": False}
+@pytest.mark.parametrize(
+    ("layout", "change"), [("opt", {"layer_norm_elementwise_affine": False}), ("olmo", {})]
+)
+def test_norms_without_weights_are_no_activations(layout, change):
+    written = BASES[layout] | change
     assert is_read(written, made(written))
 
 
@@ -155,6 +158,7 @@ def test_norms_without_weights_are_no_activations():
         ("gemma", {"hidden_act": "gelu", "hidden_activation": "gelu"}, "are two functions"),
         ("gpt_neox", {"head_dim": 4}, "head_dim of config.json differs"),
         ("opt", {"_remove_final_layer_norm": True}, "_remove_final_layer_norm"),
+        ("olmo", {"clip_qkv": 0.5}, "clips queries, keys and values"),
     ],
 )
 def test_configurations_with_two_meanings_are_refused_by_name(layout, change, said):
