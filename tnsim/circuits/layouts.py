@@ -241,8 +241,8 @@ def _check_settings(config: Mapping[str, Any]) -> None:
         )
     if name == "olmo" and config.get("clip_qkv") is not None:
         raise UnsupportedLayer(
-            f"clip_qkv = {printable(repr(config['clip_qkv']), 40)} of config.json clips queries, keys "
-            f"and values, and a clip is no polynomial; {_readable_layouts()}"
+            f"clip_qkv = {printable(repr(config['clip_qkv']), 40)} of config.json clips queries, "
+            f"keys and values, and a clip is no polynomial; {_readable_layouts()}"
         )
     if name == "opt" and config.get("do_layer_norm_before") is False:
         raise UnsupportedLayer(
