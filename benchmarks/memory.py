@@ -40,6 +40,9 @@ ROWS = (
     {"attention": [64, 4, 2], "n_ctx": 4, "metric": "GaussianClosure"},
     {"attention": [64, 4, 2], "n_ctx": 24, "metric": "TreeSymmetric"},
     {"attention": [64, 4, 1], "n_ctx": 24, "metric": "TreeSymmetric"},
+    {"layers": [[128, 6000, 32]], "activation": "gelu", **DEEP},
+    {"layers": [[128, 6000, 32]], "activation": "tanh", **DEEP},
+    {"layers": [[128, 6000, 32]], "activation": "silu", "gated": True, **DEEP},
     {"layers": [[600, 600, 20]], "models": 6, **DEEP},
     {"layers": [[128, 256, 10]], "models": 60, "slices": True, **DEEP},
     {"layers": [[64, 64, 10]], "models": 60, "slices": True, "metric": "TreeSymmetric"},
@@ -72,7 +75,13 @@ def model(spec: dict, seed: int):
     for d_in, rank, d_out in spec["layers"]:
         bias = [weight(rank)] if spec.get("bias") else []
         made = weight(rank, d_in), weight(rank, d_in), weight(d_out, rank)
-        layers.append(tnsim.Bilinear(*made, *bias))
+        if spec.get("gated"):
+            layers.append(tnsim.Gated(*made, spec["activation"]))
+        elif "activation" in spec:
+            first, last = tnsim.Linear(made[0], weight(rank)), tnsim.Linear(made[2])
+            layers += [first, tnsim.Elementwise(spec["activation"]), last]
+        else:
+            layers.append(tnsim.Bilinear(*made, *bias))
     return tnsim.Model(layers)
 
 
@@ -130,8 +139,8 @@ def described(spec: dict) -> str:
         text = f"{len(shapes)} x {shapes[0]}" if same else ", ".join(shapes)
     if "models" in spec:
         text = f"{spec['models']} models of {text}"
-    extra = [name for name in ("bias", "slices") if spec.get(name)]
-    extra += [spec["dtype"]] if "dtype" in spec else []
+    extra = [name for name in ("bias", "gated", "slices") if spec.get(name)]
+    extra += [spec[name] for name in ("activation", "dtype") if name in spec]
     return ", ".join([text, *extra])
 
 

@@ -377,7 +377,7 @@ def host_sum(value: ScaledSum) -> ScaledSum:
 
 
 # Numbers of a unit's tables, by whether units are gated and coefficients summed, and blocks of a
-# kernel that are alive at once, by whether units are gated: measured at 1,500 and 6,000 units.
+# kernel that are alive at once, by whether units are gated (`benchmarks/memory.py`).
 _TABLES = {(False, False): 128, (False, True): 1216, (True, False): 704, (True, True): 2048}
 _BLOCKS = {False: 4, True: 7}
 
