@@ -32,12 +32,12 @@ from unittest.mock import patch
 import works
 
 import tnsim
-from tnsim.compare.planned import plan_for
+from tnsim.compare.by_plans import plan_for
 from tnsim.compare.request import ALL, CROSS
-from tnsim.engine.passes import hoisting
+from tnsim.engine import hoisting
 from tnsim.engine.plan import Plan
 from tnsim.engine.runtime import execution
-from tnsim.engine.search import paths, routes, sharing, sums
+from tnsim.engine.search import paths, routes, sharing
 from tnsim.names import Pair, side_of
 from tnsim.problems.families import choose
 
@@ -88,7 +88,7 @@ def _greedy() -> Iterator[None]:
 
 @contextmanager
 def _unfactored() -> Iterator[None]:
-    with patch.object(sums, "_most_saving", lambda *_: {}):
+    with patch.object(sharing, "_most_saving", lambda *_: {}):
         yield
 
 

@@ -27,7 +27,7 @@ import sums
 import works
 
 import tnsim
-from tnsim.compare import planned
+from tnsim.compare import by_plans
 from tnsim.compare.request import ALL, CROSS
 from tnsim.engine import planner
 from tnsim.engine.ir.problem import Problem
@@ -47,7 +47,7 @@ class Question(NamedTuple):
 def models(make: Callable[[int], tnsim.Model], metric: Any, pairs: tuple = CROSS) -> Question:
     def plan() -> Plan:
         family = choose(make(0), make(1), metric)
-        return planned.plan_for(family, pairs, False, "float64")
+        return by_plans.plan_for(family, pairs, False, "float64")
 
     return Question(plan)
 
@@ -131,7 +131,7 @@ def measured(question: Question) -> dict[str, float]:
             spent[0] += time.process_time() - start
 
     with (
-        patch.object(planned, "plan_problem", watched),
+        patch.object(by_plans, "plan_problem", watched),
         patch.object(contraction, "plan_problem", watched),
         tnsim.using(tnsim.Session()),
     ):

@@ -12,10 +12,9 @@ import sums
 
 import tnsim
 import tnsim.compare.estimates
-from tnsim.cli.bench import hand_written, random_stack
-from tnsim.engine.runtime.execution import precision
+from tnsim.cli.commands import hand_written, random_stack
+from tnsim.engine.runtime.execution import precision, seconds_of, tier_in_use
 from tnsim.engine.runtime.gradients import pulled_back
-from tnsim.engine.runtime.tiers import seconds_of, tier_in_use
 
 CLOSURE = tnsim.GaussianClosure()
 

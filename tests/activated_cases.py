@@ -9,8 +9,7 @@ the other within |v / w|, so outer panels are of that length along a steep line.
 import numpy as np
 
 import tnsim
-from tnsim.activations.gated import GatedPairing, gated_expanded
-from tnsim.activations.kernels import between, in_turn
+from tnsim.activations.kernels import GatedPairing, between, gated_expanded, in_turn
 
 NODES, STEEPER_NODES = 20, 28  # 28 follow what turns within a tenth of a panel, to 1e-13
 KINKS = {"relu6": (0.0, 6.0), "hardtanh": (-1.0, 1.0), "hardswish": (-3.0, 3.0)}

@@ -47,26 +47,26 @@ PHASES = (  # of the engine, in order: a phase imports earlier phases only
 )
 CONFINED = {  # foreign package: the files that import it
     "quimb": (
-        "analysis/figures tensor_networks/closed_networks tensor_networks/contraction "
-        "tensor_networks/model_networks tensor_networks/network_sums"
+        "analysis/figures tensor_networks/networks tensor_networks/contraction "
+        "tensor_networks/networks tensor_networks/contraction"
     ),
-    "cotengra": "engine/contraction_paths engine/plan engine/search/paths",
-    "matplotlib": "all_pairs/result analysis/axes analysis/canvas analysis/figures torch/monitor",
+    "cotengra": "engine/plan engine/plan engine/search/paths",
+    "matplotlib": "all_pairs/result analysis/axes analysis/axes analysis/figures torch/monitor",
     "torch": (
         "checkpoints/formats checkpoints/graphs checkpoints/module_calls "
         "localise/switched_weights models/functions torch/__init__ torch/autograd "
-        "torch/outputs"
+        "torch/autograd"
     ),
-    "safetensors": "checkpoints/formats checkpoints/native metrics/empirical",
+    "safetensors": "checkpoints/formats checkpoints/native metrics/finite_measures",
     "scipy": (
         "activations/activation activations/normal all_pairs/heads analysis/axes "
-        "analysis/chords checkpoints/entrywise metrics/estimate metrics/quadrature "
+        "analysis/reading checkpoints/entrywise metrics/estimate metrics/input_moments "
         "models/matrices"
     ),
     "xarray": (
-        "all_pairs/composition all_pairs/heads all_pairs/part_runs all_pairs/result "
-        "analysis/baselines analysis/chords analysis/figures analysis/hidden_states "
-        "analysis/matrices analysis/reading analysis/report analysis/summary "
+        "all_pairs/heads all_pairs/heads all_pairs/run all_pairs/result "
+        "analysis/baselines analysis/reading analysis/figures analysis/hidden_states "
+        "analysis/matrices analysis/reading analysis/report analysis/reading "
         "localise/change localise/differences torch/monitor"
     ),
     "distributed": "cli/pairwise",
@@ -194,9 +194,9 @@ def test_foreign_libraries_stay_in_their_rooms(package):
 LAYER_CLASSES = {"Linear", "Bilinear", "Multilinear", "Attention", "Elementwise", "Gated"}
 LAYERS_ARE_TOLD_APART_IN = ("models/", "problems/tensors/", "checkpoints/", "circuits/")
 NAME_LAYERS = {
-    "cli/bench",  # makes the random models that it times
+    "cli/commands",  # makes the random models that it times
     "compare/surrogate",  # makes polynomial layers of layers with an activation
-    "problems/state_sizes",
+    "problems/units",
     "problems/tokens",
 }
 

@@ -29,10 +29,10 @@ def model(rng, kind):
 @pytest.fixture
 def long(monkeypatch, caplog):
     """Everything takes long, and is expected to."""
-    from tnsim.compare import planned
+    from tnsim.compare import by_plans
 
     monkeypatch.setattr(long_work, "LONG", 0.0)
-    monkeypatch.setattr(planned, "_BRIEF", 0)
+    monkeypatch.setattr(by_plans, "_BRIEF", 0)
     caplog.set_level("INFO", logger=long_work.__name__)
     return caplog
 

@@ -29,8 +29,15 @@ import tnsim.metrics.protocol
 from tnsim.all_pairs.sources import metric_parameters
 from tnsim.metrics.metric import METRICS as known_metrics
 from tnsim.metrics.metric import as_metric
-from tnsim.metrics.points import Points, Reading, Rule, WeightedPoints, product_rule
-from tnsim.metrics.protocol import adds_up, joins_layers
+from tnsim.metrics.protocol import (
+    Points,
+    Reading,
+    Rule,
+    WeightedPoints,
+    adds_up,
+    joins_layers,
+    product_rule,
+)
 from tnsim.models.arrays import pytree
 
 EXTRAS = ("matplotlib", "networkx", "xarray", "zarr", "scipy", "pyarrow", "torch", "yaml")

@@ -11,9 +11,9 @@ from oracles import slope_of
 from refusals import refused
 
 import tnsim
-import tnsim.models.origin
+import tnsim.models.model
 from tnsim.compare import gradients
-from tnsim.metrics.points import Rule, product_rule
+from tnsim.metrics.protocol import Rule, product_rule
 
 torch = pytest.importorskip("torch", reason="gradients in PyTorch need the torch extra")
 nn = torch.nn
@@ -777,7 +777,7 @@ def test_what_has_no_gradient_is_refused(case):
 def test_warnings_are_those_of_the_verbs_without_gradients():
     net = Net()
     goal = tnsim.from_module(Net())
-    origin = tnsim.models.origin.Origin("a file", caveats=("left out: norm.weight",))
+    origin = tnsim.models.model.Origin("a file", caveats=("left out: norm.weight",))
     with pytest.warns(tnsim.CaveatWarning, match="left out: norm.weight"):
         tnsim.torch.similarity(net, tnsim.Model(goal.layers, origin=origin))
 

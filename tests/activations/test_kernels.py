@@ -28,12 +28,15 @@ from tnsim.activations.activation import (
     plus_line,
 )
 from tnsim.activations.coefficients import coefficients, energies
-from tnsim.activations.gated import GatedInputs, GatedPairing, gated_expanded, gated_moments
 from tnsim.activations.kernels import (
+    GatedInputs,
+    GatedPairing,
     NormalInputs,
     Pairing,
     expanded,
     first_moments,
+    gated_expanded,
+    gated_moments,
     in_turn,
     kernel,
     left_over,

@@ -15,8 +15,7 @@ from closeness import LARGEST, assert_close
 from scipy.special import erf
 
 from tnsim.activations.activation import ACTIVATIONS, activation
-from tnsim.activations.gated import GatedInputs
-from tnsim.activations.kernels import NormalInputs, kernel
+from tnsim.activations.kernels import GatedInputs, NormalInputs, kernel
 from tnsim.activations.pairs import PRICE, pair_derivatives, price
 
 KINKS = (-3.0, -1.0, 0.0, 1.0, 3.0, 6.0)

@@ -12,8 +12,8 @@ import tnsim
 from tnsim.activations.activation import ACTIVATIONS, activation
 from tnsim.all_pairs import sources
 from tnsim.all_pairs.sources import content_hash
-from tnsim.metrics.empirical import RowsOnDemand
-from tnsim.models.origin import Origin
+from tnsim.metrics.finite_measures import RowsOnDemand
+from tnsim.models.model import Origin
 
 
 def test_use_changes_no_digest(rng):

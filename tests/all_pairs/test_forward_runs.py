@@ -9,7 +9,7 @@ from oracles import bilinear, expected_products, linear
 from refusals import refused
 
 import tnsim
-from tnsim.all_pairs.forward_runs import function_entry
+from tnsim.all_pairs.run_routes import function_entry
 from tnsim.all_pairs.sources import sources
 
 

@@ -15,7 +15,7 @@ from refusals import refused
 from stored_runs import TINY, Stopping, begun, contents, listed
 
 import tnsim
-from tnsim.all_pairs.leases import Leases
+from tnsim.all_pairs.store import Leases
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_labels_follow_the_names_of_all_files(models, tmp_path):
 
 def test_later_models_may_be_approximate_or_have_caveats(rng, tmp_path):
     shallow = [tnsim.Model([bilinear(rng, 3, 4, 3, True)]) for _ in range(3)]
-    origin = tnsim.models.origin.Origin("a file", caveats=("left out: norm.weight",))
+    origin = tnsim.models.model.Origin("a file", caveats=("left out: norm.weight",))
     read = tnsim.Model(shallow[2].layers, origin=origin)
     deep = tnsim.Model([*shallow[0].layers, *shallow[1].layers])
     store, metric = tmp_path / "store", tnsim.GaussianClosure()

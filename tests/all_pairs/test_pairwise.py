@@ -14,8 +14,8 @@ from processes import python
 from refusals import refused
 
 import tnsim
-from tnsim.all_pairs import batched_plans, run_plan
-from tnsim.all_pairs import tasks as tiles
+from tnsim.all_pairs import contracted_runs, ways
+from tnsim.all_pairs import work as tiles
 from tnsim.all_pairs.ways import PairSetting
 from tnsim.problems.units import common_units
 
@@ -300,12 +300,12 @@ def plan_of_one_pair(some):
     metric = tnsim.GaussianClosure()
     units = common_units(some, metric)
     setting = PairSetting(metric, False, "float64", tnsim.Budget(), 1, units)
-    return batched_plans.Pairs.of(some[0], some[1], setting).plan
+    return contracted_runs.Pairs.of(some[0], some[1], setting).plan
 
 
 def test_work_of_a_tile(rng, monkeypatch):
     """A kill loses a bounded number of multiplications and of elements written."""
-    monkeypatch.setattr(run_plan, "_TILE_WORK", 2**22)
+    monkeypatch.setattr(ways, "_TILE_WORK", 2**22)
     for width in (2, 12):
         some = [
             tnsim.Model([bilinear(rng, width, width, width) for _ in range(2)]) for _ in range(40)
@@ -326,10 +326,10 @@ def test_work_of_a_tile(rng, monkeypatch):
 def test_a_batch_of_pairs_is_within_the_budget(rng):
     models = [tnsim.Model([bilinear(rng, 6, 6, 6) for _ in range(2)]) for _ in range(8)]
     pair = plan_of_one_pair(models)
-    one = batched_plans.intermediate_bytes(pair)
+    one = contracted_runs.intermediate_bytes(pair)
     for room, side in [(1e12, 8), (np.inf, 8), (None, 8), (4 * one, 2), (np.int64(one), 1), (1, 1)]:
-        assert batched_plans.batch_side(pair, 8, tnsim.Budget(memory_bytes=room)) == side
-    assert batched_plans.batch_side(pair, 8, tnsim.Budget(memory_bytes=9.9 * one)) == 3
+        assert contracted_runs.batch_side(pair, 8, tnsim.Budget(memory_bytes=room)) == side
+    assert contracted_runs.batch_side(pair, 8, tnsim.Budget(memory_bytes=9.9 * one)) == 3
     budget = tnsim.Budget(memory_bytes=pair.peak_bytes)
     few = tnsim.plan_pairwise(models, tnsim.GaussianClosure(), budget=budget)
     weights = 6 * few.tiles.side * models[0].parameters * 8  # models are no part of a budget

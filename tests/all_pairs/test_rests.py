@@ -14,9 +14,9 @@ from transformer_cases import attention_model, module, written
 
 import tnsim
 from tnsim.all_pairs import store as stores
-from tnsim.all_pairs.leases import LISTS, Leases
-from tnsim.all_pairs.part_runs import RESTS, _digest, rests_of, write_rests
+from tnsim.all_pairs.run import RESTS, _digest, rests_of, write_rests
 from tnsim.all_pairs.sources import content_hash
+from tnsim.all_pairs.store import LISTS, Leases
 
 KINDS = ("qk", "ov", "mlp", "direct")
 LAYOUTS = ("gpt2", "gpt_neox", "llama", "llama 3", "mistral", "qwen2", "gemma", "opt")

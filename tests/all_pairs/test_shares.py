@@ -12,13 +12,12 @@ from sequence_oracles import attention
 from stored_runs import contents, files_of
 
 import tnsim
-from tnsim.all_pairs import batched_plans, contracted_runs, run_plan
-from tnsim.all_pairs.batched_plans import Pairs
+from tnsim.all_pairs import contracted_runs, ways
+from tnsim.all_pairs.contracted_runs import Pairs
 from tnsim.all_pairs.ways import PairSetting
 from tnsim.compare.by_kernels import STARTING
-from tnsim.engine.ir.program import Operation, Program
-from tnsim.engine.ir.stages import PlanStage
-from tnsim.engine.passes.hoisting import COMPILING, analysed, portion
+from tnsim.engine.hoisting import COMPILING, analysed, portion
+from tnsim.engine.ir.program import Operation, PlanStage, Program
 from tnsim.engine.runtime import execution
 from tnsim.problems import features
 from tnsim.problems.units import common_units
@@ -74,11 +73,11 @@ BOTH = {"argvalues": [1, 10**12], "ids": ["whole stages", "parts of stages"], "i
 def always(request, monkeypatch):
     """Plans are cut however small they are, as over so many pairs."""
     pairs = getattr(request, "param", 10**12)
-    monkeypatch.setattr(batched_plans, "WORTH", 0)
-    monkeypatch.setattr(batched_plans, "SAVING", -1)
-    monkeypatch.setattr(batched_plans, "COMPILING", 0)
-    cut = batched_plans.shares
-    monkeypatch.setattr(batched_plans, "shares", lambda plan, owners, _: cut(plan, owners, pairs))
+    monkeypatch.setattr(contracted_runs, "WORTH", 0)
+    monkeypatch.setattr(contracted_runs, "SAVING", -1)
+    monkeypatch.setattr(contracted_runs, "COMPILING", 0)
+    cut = contracted_runs.shares
+    monkeypatch.setattr(contracted_runs, "shares", lambda plan, owners, _: cut(plan, owners, pairs))
 
 
 @pytest.fixture
@@ -126,7 +125,7 @@ def test_small_pairs_are_computed_whole(rng):
 
 def test_few_pairs_are_computed_whole(rng, always, monkeypatch):
     """Programs of a crossing share take longer to compile than it saves over few pairs."""
-    monkeypatch.setattr(batched_plans, "COMPILING", 1000)
+    monkeypatch.setattr(contracted_runs, "COMPILING", 1000)
     a, b = deep(rng, biases=False), deep(rng, biases=False)
     cut = []
     for pairs in (1, 10**6):
@@ -151,7 +150,7 @@ def test_over_few_pairs_a_stage_keeps_its_program():
 @pytest.mark.parametrize("always", **BOTH)
 def test_every_model_once(rng, always, by_plans, monkeypatch):
     """Own shares run once for each model and side, however many tiles there are."""
-    monkeypatch.setattr(run_plan, "_TILE_WORK", 1)
+    monkeypatch.setattr(ways, "_TILE_WORK", 1)
     some = [deep(rng) for _ in range(4)]
     run, runs = execution.run, []
 
@@ -168,7 +167,7 @@ def test_every_model_once(rng, always, by_plans, monkeypatch):
 
 
 def test_large_pairs_run_at_once(rng, always, by_plans, monkeypatch):
-    monkeypatch.setattr(run_plan, "_TILE_WORK", 1)
+    monkeypatch.setattr(ways, "_TILE_WORK", 1)
     some = [deep(rng) for _ in range(4)]
     one_by_one = tnsim.pairwise(some, CLOSURE)
     assert tnsim.plan_pairwise(some, CLOSURE).tiles.together == 1

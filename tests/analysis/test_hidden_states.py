@@ -8,7 +8,7 @@ from refusals import refused
 
 import tnsim
 from tnsim.analysis.baselines import BATCH
-from tnsim.engine import budget
+from tnsim.engine import planner
 from tnsim.engine.runtime import devices
 
 torch = pytest.importorskip("torch", reason="hidden states are those of modules")
@@ -134,7 +134,7 @@ def test_states_that_do_not_fit_at_once(nets, tokens, monkeypatch, held):
     for name, some in tnsim.hidden_states(nets[0], tokens).items():
         assert_close(some, states[name], rtol=1e-5, scale=LARGEST, limited_by="float32")
     monkeypatch.setattr(devices, "available_bytes", lambda compiles: 0)
-    monkeypatch.setattr(budget, "_ALWAYS_FITS", 0)
+    monkeypatch.setattr(planner, "_ALWAYS_FITS", 0)
     for verb, given, what in (
         (tnsim.layer_similarity, nets, r"the states of \d+ parts in a measure"),
         (tnsim.hidden_states, nets[:1], "the hidden states"),

@@ -7,7 +7,7 @@ from refusals import refused
 
 import tnsim
 from tnsim.analysis import reading
-from tnsim.analysis.summary import findings, without_copies
+from tnsim.analysis.reading import findings, without_copies
 
 
 def run_of(points, labels=None, **more):

@@ -12,7 +12,7 @@ from optional import skip_without
 from refusals import refused
 
 import tnsim
-from tnsim.cli import follow
+from tnsim.cli import pairwise
 
 torch = pytest.importorskip("torch")
 skip_without("transformers")
@@ -117,7 +117,7 @@ def test_a_run_of_folders_is_followed(folders, run, tmp_path, monkeypatch):
         if len(looks) == 3:  # weights without a configuration were refused
             late.write_text(text)
 
-    monkeypatch.setattr(follow.time, "sleep", sleep)
+    monkeypatch.setattr(pairwise.time, "sleep", sleep)
     np.save(tmp_path / "x.npy", TOKENS)
     asked = "--metric", "empirical", "--inputs", tmp_path / "x.npy"
     said = command("pairwise", run, *asked, "--out", out, "--follow", 0.05, "--until", 2).stdout

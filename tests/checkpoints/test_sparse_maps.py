@@ -7,8 +7,8 @@ from closeness import LARGEST, assert_close
 from refusals import refused
 
 import tnsim
-from tnsim.checkpoints import sparse_maps
-from tnsim.checkpoints.sparse_maps import LinearMap, pattern_of
+from tnsim.checkpoints import affine_values
+from tnsim.checkpoints.affine_values import LinearMap, pattern_of
 from tnsim.models.matrices import SparseMatrix, is_sparse, written_out
 
 torch = pytest.importorskip("torch")
@@ -244,7 +244,7 @@ def test_layers_of_convolutions_hold_few_numbers(name, rng, monkeypatch):
     x = rng.normal(size=(3, *example.shape[1:]))
     for network, read in ((module, model), (other, second)):
         assert_same(read, network, x, rtol=1e-12)
-    monkeypatch.setattr(sparse_maps, "FEWEST", 2**60)
+    monkeypatch.setattr(affine_values, "FEWEST", 2**60)
     with tnsim.using(tnsim.Session()):
         dense = tnsim.from_module(module, inputs=example)
     assert not is_sparse(dense)
@@ -298,7 +298,7 @@ def test_places_that_another_checkpoint_lacks_are_found_anew(rng):
 def test_what_is_stored_is_bounded(monkeypatch):
     """The refusal counts the numbers of rows, not zeros between them."""
     module, example = case("padding")
-    monkeypatch.setattr(sparse_maps, "LARGEST", 10_000)
+    monkeypatch.setattr(affine_values, "LARGEST", 10_000)
     message = r"576 x 432 numbers with 27 in a row, .* 370 such rows: .*images\)$"
     with tnsim.using(tnsim.Session()), refused(message, tnsim.TooLarge):
         tnsim.from_module(module, inputs=example)

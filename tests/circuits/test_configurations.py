@@ -12,8 +12,7 @@ from refusals import refused
 from transformer_cases import library_module, library_settings, module
 
 import tnsim
-from tnsim.circuits.module_blocks import PartsOfModule
-from tnsim.circuits.parts import Parts
+from tnsim.circuits.parts import Parts, PartsOfModule
 from tnsim.circuits.standard_parts import KINDS, StandardParts, View
 from tnsim.circuits.transformer import Transformer
 

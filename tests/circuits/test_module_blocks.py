@@ -14,8 +14,10 @@ import tnsim
 torch = pytest.importorskip("torch")
 skip_without("transformers")
 
-from tnsim.circuits.layouts import LAYOUTS  # noqa: E402
-from tnsim.circuits.transformer import Transformer  # noqa: E402
+from tnsim.circuits.transformer import (
+    LAYOUTS,
+    Transformer,
+)
 
 SETTINGS = library_settings(8, groups=1)
 SETTINGS["gpt_neox"] = SETTINGS["gpt_neox"] | {"rotary_pct": 0.5}

@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 import tnsim
 from tnsim.all_pairs import growing
-from tnsim.cli import follow
+from tnsim.cli import pairwise
 
 WRITTEN = "result.npz", "similarity.csv", "store"
 
@@ -86,7 +86,7 @@ def test_what_keeps_all_files_from_being_found_is_said_once(run, capsys):
     (run / "step_1").mkdir()
     for name in ("model", "consolidated"):
         (run / "step_1" / f"{name}.safetensors").touch()
-    look = follow._Look([str(run)], tnsim.load)
+    look = pairwise._Look([str(run)], tnsim.load)
     assert look.written() == look.written() == ()
     (line,) = capsys.readouterr().out.splitlines()
     assert f"waiting for {run}: {run / 'step_1'}: is a folder where one file is meant" in line
@@ -107,7 +107,7 @@ class Training:
 
     def __init__(self, monkeypatch, *steps):
         self.steps = list(steps)
-        monkeypatch.setattr(follow.time, "sleep", self.sleep)
+        monkeypatch.setattr(pairwise.time, "sleep", self.sleep)
 
     def sleep(self, _):
         if not self.steps:
@@ -250,7 +250,7 @@ def test_a_watcher_behind_another_waits_for_the_files(tmp_path, rng, monkeypatch
         if len(sleeps) == 2:  # after a look that found two files whole, and a refusal
             paths[2].write_bytes(late)
 
-    monkeypatch.setattr(follow.time, "sleep", sleep)
+    monkeypatch.setattr(pairwise.time, "sleep", sleep)
     done = command("pairwise", run, "--out", out, "--follow", 0.05, "--until", 3)
     assert "models 3, 3 new" in done.stdout and len(sleeps) == 3
     assert tnsim.open_pairwise(out).identical(wanted)
@@ -300,7 +300,7 @@ def test_named_files_that_cannot_be_read_end_it(tmp_path, rng, monkeypatch):
     """There is nothing to wait for where the files are named and do not change."""
     (good,), bad = saved(rng, tmp_path, 0), tmp_path / "step_010.npz"
     np.savez(bad, exp_avg=np.ones(3))
-    monkeypatch.setattr(follow.time, "sleep", lambda _: None)
+    monkeypatch.setattr(pairwise.time, "sleep", lambda _: None)
     options = ("--out", tmp_path / "out", "--follow", 0.05, "--until", 2)
     done = command("pairwise", good, bad, *options, check=False)
     assert done.returncode == 2 and "step_010" in done.stderr

@@ -18,8 +18,8 @@ import tnsim
 from tnsim.compare import by_features
 from tnsim.compare.by_points import reading_of
 from tnsim.models.functions import ALONE
+from tnsim.problems import at_points
 from tnsim.problems import at_points as passes
-from tnsim.problems import batches
 
 
 def cosine(x, y, weights=None):
@@ -291,7 +291,7 @@ def test_batches_and_compiled_passes_change_nothing(rng, monkeypatch):
     a, b = language_model(rng), language_model(rng)
     metric = tnsim.Empirical(rng.integers(0, 5, size=(100, 3)))
     wanted = tnsim.similarity(a, b, metric)
-    monkeypatch.setattr(batches, "BATCH_BYTES", 2**10)
+    monkeypatch.setattr(at_points, "BATCH_BYTES", 2**10)
     assert_close(tnsim.similarity(a, b, metric), wanted, scale=1.0, rtol=1e-14)
     monkeypatch.setattr(passes, "_EAGER", 0)
     assert_close(tnsim.similarity(a, b, metric), wanted, scale=1.0, rtol=1e-13)
@@ -311,8 +311,8 @@ def measured_peak(models, metric, dtype, budget):
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    needed = batches.needs(models, points, dtype)
-    size = math.prod(batches.batches_of_groups(models, points, dtype, budget))
+    needed = at_points.needs(models, points, dtype)
+    size = math.prod(at_points.batches_of_groups(models, points, dtype, budget))
     return peak, needed.beside + size * needed.each, size
 
 
@@ -335,7 +335,7 @@ def test_batches_follow_the_budget(name, dtype, rng, monkeypatch):
     models = [tnsim.Model(WIDE[name](rng), n_ctx=n_ctx) for _ in range(2)]
     shape = (640, 32) if n_ctx is None else (64, n_ctx, 32)
     metric = tnsim.Empirical(rng.normal(size=shape))
-    least = batches.needs(models, metric.points(None), dtype).least
+    least = at_points.needs(models, metric.points(None), dtype).least
     few = measured_peak(models, metric, dtype, tnsim.Budget(memory_bytes=1.01 * least))
     many = measured_peak(models, metric, dtype, tnsim.Budget())
     python = 2**18  # objects, and sums of groups
@@ -358,7 +358,7 @@ def test_batches_of_functions_follow_their_outputs(dtype, rng):
     digits = {"rtol": 1e-13}
     if dtype == "float32":
         digits = {"rtol": 1e-5, "limited_by": "float32"}
-    least = batches.needs((), metric.points(None), dtype, 2 * 120 * 500).least
+    least = at_points.needs((), metric.points(None), dtype, 2 * 120 * 500).least
     for inputs in (1, 2, 4):  # one or two do not tell whether a function reads its batch
         budget = tnsim.Budget(memory_bytes=int(1.01 * inputs * least))
         tracemalloc.start()
@@ -511,7 +511,7 @@ def test_sequences_that_begin_alike_share_their_beginning(rng, monkeypatch):
     assert shared.fact("forward passes") == apart.fact("forward passes") == 256
     assert 2.9 < apart.multiplications / shared.multiplications < 3.2  # 340 states, not 1024
     for batch_bytes in (2**10, 2**13, 2**15):
-        monkeypatch.setattr(batches, "BATCH_BYTES", batch_bytes)
+        monkeypatch.setattr(at_points, "BATCH_BYTES", batch_bytes)
         assert_close(tnsim.similarity(a, b, metric), wanted, scale=1.0, rtol=1e-12)
     monkeypatch.setattr(passes, "_EAGER", 0)
     assert_close(tnsim.similarity(a, b, metric), wanted, scale=1.0, rtol=1e-12)

@@ -12,7 +12,7 @@ from seeds import generator
 from sequence_oracles import attention
 
 import tnsim
-from tnsim.compare import monte_carlo
+from tnsim.compare import similarity
 
 
 @pytest.mark.slow
@@ -47,7 +47,7 @@ def test_standard_error_shrinks_with_samples(rng):
 
 def test_every_sample_asked_for_is_drawn(rng, monkeypatch):
     a, b = cases.pair(cases.SHALLOW["bilinear"], rng)
-    drawn, draws = [], monte_carlo.draws
+    drawn, draws = [], similarity.draws
 
     def counting(*arguments):
         points = draws(*arguments)
@@ -55,7 +55,7 @@ def test_every_sample_asked_for_is_drawn(rng, monkeypatch):
         counted = lambda start, stop: drawn.append(stop - start) or block(start, stop)  # noqa: E731
         return dataclasses.replace(points, block=counted)
 
-    monkeypatch.setattr(monte_carlo, "draws", counting)
+    monkeypatch.setattr(similarity, "draws", counting)
     for samples in (64, 1000, 163_841):
         drawn.clear()
         assert tnsim.check(a, b, samples=samples).samples == sum(drawn) == samples

@@ -17,7 +17,7 @@ from refusals import refused
 import tnsim
 from tnsim.activations.activation import activation
 from tnsim.engine.precision import Arithmetic
-from tnsim.problems.kernel_models import product_of, under
+from tnsim.problems.kernels import product_of, under
 
 
 def lifted(weight, bias):

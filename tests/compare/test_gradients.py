@@ -14,7 +14,7 @@ from refusals import refused
 
 import tnsim
 from tnsim.compare import by_plans
-from tnsim.compare.comparison import Form
+from tnsim.compare.gradients import Form
 
 WORKS = {
     "inputs far from one": (

@@ -17,7 +17,7 @@ from refusals import refused
 
 import tnsim
 import tnsim.models.components
-import tnsim.models.origin
+import tnsim.models.model
 
 torch = pytest.importorskip("torch")
 
@@ -272,7 +272,7 @@ def test_coefficients_of_sums():
 
 @pytest.mark.slow
 def test_origins_are_kept():
-    origin = tnsim.models.origin.Origin("a file", caveats=("left out: norm.weight",))
+    origin = tnsim.models.model.Origin("a file", caveats=("left out: norm.weight",))
     layers = pair("Elementwise", "jax float32")[0].layers
     model = tnsim.Model(layers, origin=origin)
     with pytest.warns(tnsim.CaveatWarning, match="left out"):

@@ -14,7 +14,7 @@ from refusals import refused
 
 import tnsim
 from tnsim import Session, session, using
-from tnsim.compare import by_plans, resident
+from tnsim.compare import by_plans, operands
 from tnsim.engine.runtime import execution
 from tnsim.models.arrays import is_fixed
 from tnsim.problems import conditioning
@@ -88,7 +88,7 @@ def test_weights_of_torch_that_are_trained_are_kept_and_read_by_no_plain_verb():
 def test_a_model_rebuilt_around_arrays_that_may_change_is_read_anew(rng, own_session):
     a, other = model_of(rng), model_of(rng)
     loose = jax.tree.map(np.array, a)  # unflattening checks and copies nothing
-    assert not resident.is_constant(loose)
+    assert not operands.is_constant(loose)
     assert float(tnsim.similarity(loose, a)) == 1.0
     loose.layers[0].left[:] = rng.normal(size=(4, 3))
     again = tnsim.Model(tnsim.Bilinear(x.left, x.right, x.down) for x in loose.layers)
@@ -175,7 +175,7 @@ def test_what_was_made_of_a_model_goes_with_it(rng, own_session):
     a, b = model_of(rng), model_of(rng)
     tnsim.similarity(a, b)
     family = Sequences.of(a, b, tnsim.TreeSymmetric())
-    placed = resident.placed_weights(family, "A", a, "float64", "interpret")
+    placed = operands.placed_weights(family, "A", a, "float64", "interpret")
     arrays = [weakref.ref(array) for array in placed.values()]
     assert len(own_session.belongings) > of_plans + 2 and own_session.belongings.held > 0
     del a, placed

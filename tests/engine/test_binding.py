@@ -17,13 +17,12 @@ from refusals import refused
 
 import tnsim
 from tnsim import Session, using
-from tnsim.cli import bench
+from tnsim.cli import commands
 from tnsim.engine import costs
-from tnsim.engine.ir.program import Operation, Program
-from tnsim.engine.ir.stages import PlanStage
+from tnsim.engine.ir.program import Operation, PlanStage, Program
 from tnsim.engine.plan import Plan
-from tnsim.engine.runtime import binding, execution, tiers
-from tnsim.engine.runtime.stacking import stacked_stages
+from tnsim.engine.runtime import binding, execution
+from tnsim.engine.runtime.binding import stacked_stages
 
 pytestmark = pytest.mark.usefixtures("diagrams")
 
@@ -193,7 +192,7 @@ def test_the_bits_are_those_of_one_thread(metric, at_once, monkeypatch):
     monkeypatch.setattr(binding, "_LEAST_SIDE", 4)
     monkeypatch.setattr(binding, "REPAYS", 0.0)
     tnsim.session().clear()  # equal programs, bound with the usual sizes
-    a, b = (bench.random_stack(12, 9, 2, "float64", seed) for seed in (1, 2))
+    a, b = (commands.random_stack(12, 9, 2, "float64", seed) for seed in (1, 2))
     plan = tnsim.plan(a, b, metric, cosine=True).contraction
     assert at_once == any(map(costs.runs_at_once, plan.programs))
     arrays = dict(zip(plan.shapes, drawn(plan.shapes.values()), strict=True))
@@ -213,7 +212,7 @@ def test_the_bits_are_those_of_one_thread(metric, at_once, monkeypatch):
 @pytest.mark.parametrize("stack", [0, 4])
 def test_threads_may_run_one_plan(depth, metric, stack, rng):
     """Further runs compute the bits of a first one, on other arrays, and leave earlier results alone."""
-    a, b = (bench.random_stack(5, 4, depth, "float64", seed) for seed in (1, 2))
+    a, b = (commands.random_stack(5, 4, depth, "float64", seed) for seed in (1, 2))
     plan = tnsim.plan(a, b, metric, cosine=True).contraction
     over = {name: (True,) for name in plan.shapes if name.startswith("B.")} if stack else {}
     several = []
@@ -242,7 +241,7 @@ def test_memory_is_within_half_of_what_was_planned(threads, at_once, monkeypatch
     monkeypatch.setattr(costs, "_AT_ONCE_SECONDS", 0.0 if at_once == "stages" else np.inf)
     monkeypatch.setattr(costs, "_MIDDLE", (2**21 if at_once else 2**60, 2**61))
     tnsim.session().clear()
-    a, b = (bench.random_stack(40, 50, 2, "float64", seed) for seed in (1, 2))
+    a, b = (commands.random_stack(40, 50, 2, "float64", seed) for seed in (1, 2))
     plan = tnsim.plan(a, b, cosine=at_once == "stages").contraction
     arrays = dict(zip(plan.shapes, drawn(plan.shapes.values()), strict=True))
     interpreted(plan, arrays)  # binds the plan
@@ -264,7 +263,7 @@ def test_memory_is_within_half_of_what_was_planned(threads, at_once, monkeypatch
 @pytest.mark.slow
 def test_stacks_are_runs_one_by_one(rng):
     """Two models on one side, three on the other; norms have the axis of one side."""
-    a, b = (bench.random_stack(4, 5, 3, "float64", seed) for seed in (1, 2))
+    a, b = (commands.random_stack(4, 5, 3, "float64", seed) for seed in (1, 2))
     plan = tnsim.plan(a, b, tnsim.GaussianClosure(), cosine=True).contraction
     axes = {"A": (True, False), "B": (False, True)}
     over = {name: axes[name[0]] for name in plan.shapes if name[1] == "."}
@@ -301,11 +300,11 @@ def test_a_session_knows_three_tiers():
 
 @pytest.mark.slow
 def test_a_processor_runs_numpy_unless_the_session_asks_for_xla():
-    a, b = (bench.random_stack(8, 8, 2, "float64", seed) for seed in (1, 2))
+    a, b = (commands.random_stack(8, 8, 2, "float64", seed) for seed in (1, 2))
     found = {}
     for tier in ("auto", "interpret", "compile"):
         with using(Session(tier=tier)) as fresh:
-            assert tiers.tier_in_use() == ("compile" if tier == "compile" else "interpret")
+            assert execution.tier_in_use() == ("compile" if tier == "compile" else "interpret")
             found[tier] = tnsim.inner(a, b)
             assert bool(len(fresh.programs)) == (tier == "compile")
     assert found["auto"] == found["interpret"]
@@ -313,19 +312,19 @@ def test_a_processor_runs_numpy_unless_the_session_asks_for_xla():
 
 
 def test_batches_take_the_time_of_their_number():
-    a, b = (bench.random_stack(8, 8, 2, "float64", seed) for seed in (1, 2))
+    a, b = (commands.random_stack(8, 8, 2, "float64", seed) for seed in (1, 2))
     plan = tnsim.plan(a, b, tnsim.TreeSymmetric()).contraction
     over = {name: (name.startswith("A"), name.startswith("B")) for name in plan.shapes}
-    once, batch = tiers.seconds_of(plan), tiers.seconds_of(plan, 1, 4, over)
+    once, batch = execution.seconds_of(plan), execution.seconds_of(plan, 1, 4, over)
     assert once < batch < 16 * once
-    assert_close(tiers.seconds_of(plan, 3), 3 * once, rtol=1e-12)
-    assert_close(tiers.seconds_of(plan, 33, 4, over), 3 * batch, rtol=1e-12)
+    assert_close(execution.seconds_of(plan, 3), 3 * once, rtol=1e-12)
+    assert_close(execution.seconds_of(plan, 33, 4, over), 3 * batch, rtol=1e-12)
 
 
 @pytest.mark.slow
 def test_a_store_keeps_its_tier(tmp_path):
     pytest.importorskip("xarray")
-    models = [bench.random_stack(20, 4, 2, "float64", seed) for seed in range(3)]
+    models = [commands.random_stack(20, 4, 2, "float64", seed) for seed in range(3)]
     stored = {}
     for tier in ("interpret", "compile"):
         with using(Session(tier=tier)):

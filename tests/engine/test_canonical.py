@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from tnsim.engine.search.canonical import canonical
+from tnsim.engine.search.sharing import canonical
 
 
 def test_equal_parts_are_not_tried_in_every_order():

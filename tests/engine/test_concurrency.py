@@ -14,13 +14,12 @@ from sequence_oracles import attention
 
 import tnsim
 import tnsim.engine.plan
-from tnsim.compare.planned import plan_for
+from tnsim.compare.by_plans import plan_for
 from tnsim.compare.request import CROSS
 from tnsim.engine import costs
 from tnsim.engine.planner import LARGE
 from tnsim.engine.runtime import devices, execution
-from tnsim.problems.base import model_weights
-from tnsim.problems.families import choose
+from tnsim.problems.families import choose, model_weights
 
 pytestmark = backends.compiled
 

@@ -6,8 +6,8 @@ from closeness import LARGEST, assert_close
 from refusals import refused
 
 import tnsim
-from tnsim.cli import bench
-from tnsim.engine.contraction_paths import _product
+from tnsim.cli import commands
+from tnsim.engine.plan import _product
 
 CASES = {
     "gaussian": (tnsim.Gaussian(), 1),
@@ -19,7 +19,7 @@ CASES = {
 
 def plan_of(name):
     metric, depth = CASES[name]
-    models = [bench.random_stack(4, 3, depth, "float64", seed) for seed in (1, 2)]
+    models = [commands.random_stack(4, 3, depth, "float64", seed) for seed in (1, 2)]
     return tnsim.plan(*models, metric, cosine=True).contraction
 
 

@@ -18,14 +18,13 @@ from refusals import refused
 import tnsim
 import tnsim.engine.plan
 from tnsim import Session, using
-from tnsim.cli import bench
-from tnsim.compare.planned import affordable
+from tnsim.cli import commands
+from tnsim.compare.by_plans import affordable
 from tnsim.compare.request import CROSS
-from tnsim.engine import budget
+from tnsim.engine import planner
 from tnsim.engine.ir.program import Operation, Program
 from tnsim.engine.runtime import binding, devices, execution
-from tnsim.problems.base import model_weights
-from tnsim.problems.families import choose
+from tnsim.problems.families import choose, model_weights
 
 pytestmark = [backends.compiled, pytest.mark.usefixtures("diagrams")]
 
@@ -39,7 +38,7 @@ def leaves_of(plan, a, b, metric):
 
 
 def stack(depth, dtype="float64", seed=0, size=1.0):
-    model = bench.random_stack(6, 9, depth, "float64", seed)
+    model = commands.random_stack(6, 9, depth, "float64", seed)
     layers = (
         tnsim.Bilinear(*((size * x).astype(dtype) for x in (p.left, p.right, p.down)))
         for p in model.layers
@@ -210,7 +209,7 @@ def test_budget_is_kept_or_refused_before_anything_runs(monkeypatch, rng):
     expected = tnsim.inner(a, b)
     peak = tnsim.plan(a, b).contraction.peak_bytes
     half = tnsim.Budget(memory_bytes=0.5 * peak)
-    monkeypatch.setattr(budget, "LARGE", 2**14)
+    monkeypatch.setattr(planner, "LARGE", 2**14)
     assert_close(tnsim.inner(a, b, budget=half), expected, rtol=1e-12)
     family = choose(a, b, tnsim.Gaussian())
     chunked = affordable(family, CROSS, False, "float64", half)
@@ -229,8 +228,8 @@ def test_budget_is_kept_or_refused_before_anything_runs(monkeypatch, rng):
     ):
         tnsim.inner(a, b, budget=tnsim.Budget(multiplications=1e3))
     monkeypatch.setattr(devices, "available_bytes", lambda compiles: 60 * 2**20)
-    monkeypatch.setattr(budget, "_ALWAYS_FITS", 0)
-    big = [bench.random_stack(128, 256, 2, "float64", seed) for seed in (0, 1)]
+    monkeypatch.setattr(planner, "_ALWAYS_FITS", 0)
+    big = [commands.random_stack(128, 256, 2, "float64", seed) for seed in (0, 1)]
     with refused(
         r"tree needs \S+ GiB here, and the budget is \S+ GiB .80% of free memory less",
         tnsim.TooLarge,

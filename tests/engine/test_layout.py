@@ -9,8 +9,8 @@ from seeds import generator
 import tnsim
 from tnsim import using
 from tnsim.engine.ir.program import Operation, Program
-from tnsim.engine.passes import layout
-from tnsim.engine.passes.layout import laid_out, moved
+from tnsim.engine.search import sharing
+from tnsim.engine.search.sharing import laid_out, moved
 
 pytestmark = pytest.mark.usefixtures("diagrams")
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("diagrams")
 @pytest.fixture
 def always(monkeypatch):
     """However small values are."""
-    monkeypatch.setattr(layout, "LARGE", 0)
+    monkeypatch.setattr(sharing, "LARGE", 0)
 
 
 def all_moved(program):
@@ -97,6 +97,6 @@ def test_a_sum_of_many_terms_has_few_orders(always):
     shapes = ((3, 3), (3, 3))
     operations = (*terms, total, Operation("sum", (14,), ((0, 1),), (1, 0), (2.0,)), product)
     program = Program(shapes, operations, (16,))
-    assert len(layout._orders(list(operations), 14, [12, 13, 14])) <= 2
+    assert len(sharing._orders(list(operations), 14, [12, 13, 14])) <= 2
     found = laid_out(program)
     assert all_moved(found) <= all_moved(program)

@@ -21,7 +21,7 @@ from tnsim.engine.ir.program import Operation, Program
 from tnsim.engine.runtime import compiling, devices, execution
 from tnsim.engine.runtime.compiling import Wanted
 from tnsim.problems import features
-from tnsim.problems.sequences import coincidences
+from tnsim.problems.sequences import expansions
 
 pytestmark = pytest.mark.usefixtures("diagrams")
 
@@ -226,11 +226,11 @@ def test_plan_of_many_counts_all_runs(rng, monkeypatch):
 @pytest.mark.parametrize("relative", [True, False])
 def test_positions_are_counted_without_laying_them_out(n_ctx, masks, relative):
     variables = "stS" if "-" in masks else "stST"
-    for pattern in coincidences.patterns(variables, masks, relative, n_ctx):
+    for pattern in expansions.patterns(variables, masks, relative, n_ctx):
         places = [pattern.at(place) for place in range(len(pattern.classes))]
         for name in (pattern.count, *places):
-            array = coincidences.position_array(name, n_ctx)
-            assert coincidences.position_shape(name, n_ctx) == array.shape
+            array = expansions.position_array(name, n_ctx)
+            assert expansions.position_shape(name, n_ctx) == array.shape
 
 
 LIMITED = """

@@ -14,8 +14,7 @@ import tnsim
 import tnsim.engine.plan
 from tnsim.engine import planner
 from tnsim.engine.ir.plan_json import opened, plan_from_data, sealed
-from tnsim.engine.ir.program import Operation, Program
-from tnsim.engine.ir.stages import PlanStage
+from tnsim.engine.ir.program import Operation, PlanStage, Program
 
 WRONG = (None, True, -1, 10**30, float("nan"), "x", [], {})
 

@@ -12,9 +12,9 @@ from refusals import refused
 
 import tnsim
 from tnsim import using
-from tnsim.compare.planned import affordable, plan_for
+from tnsim.compare.by_plans import affordable, plan_for
 from tnsim.compare.request import ALL, CROSS
-from tnsim.engine.search import paths, progress
+from tnsim.engine.search import paths
 from tnsim.engine.search.routes import BeyondLimit
 from tnsim.problems.families import choose
 
@@ -35,13 +35,13 @@ def test_the_collector_is_off_while_some_thread_plans_and_as_before_afterwards(e
     inside, leave = threading.Event(), threading.Event()
 
     def other():
-        with progress.planning("another"):
+        with paths.planning("another"):
             inside.set()
             leave.wait(60)
 
     thread = threading.Thread(target=other)
     try:
-        with pytest.raises(KeyError), progress.planning("a plan"):
+        with pytest.raises(KeyError), paths.planning("a plan"):
             thread.start()
             assert inside.wait(60) and not gc.isenabled()
             raise KeyError
@@ -56,7 +56,7 @@ def test_the_collector_is_off_while_some_thread_plans_and_as_before_afterwards(e
 
 def test_long_planning_says_how_far_it_is(monkeypatch, caplog):
     now = itertools.count(step=1.5)
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(now))
+    monkeypatch.setattr(paths.time, "monotonic", lambda: next(now))
     with caplog.at_level(logging.INFO, "tnsim"), using(tnsim.Session()):
         tnsim.plan(stack(2, 20), stack(2, 20), tnsim.TreeSymmetric())
     first, *later, last = [record.getMessage() for record in caplog.records]

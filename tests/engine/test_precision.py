@@ -23,10 +23,10 @@ from tnsim.problems.conditioning import (
     _in_one_scale,
     _principal_axes,
     amplification,
+    exact_product,
     regauged,
     without_skew,
 )
-from tnsim.problems.exact_products import exact_product
 from tnsim.problems.units import common_units, in_own_basis
 from tnsim.scaled import Scaled, ScaledSum
 
@@ -310,7 +310,7 @@ def test_a_cosine_beyond_its_error_bound_is_our_error():
 def test_products_to_more_bits_are_the_same_in_blocks(rng, monkeypatch):
     a, b = rng.normal(size=(7, 5)), rng.normal(size=(5, 4))
     whole = exact_product(a, b)
-    monkeypatch.setattr("tnsim.problems.exact_products._BLOCK", 3)
+    monkeypatch.setattr("tnsim.problems.conditioning._BLOCK", 3)
     for found, known in zip(exact_product(a, b), whole, strict=True):
         assert (found == known).all()
 

@@ -20,10 +20,10 @@ from random_programs import drawn, programs
 from refusals import refused
 
 import tnsim
-from tnsim.cli import bench
+from tnsim.cli import commands
 from tnsim.engine import costs
-from tnsim.engine.budget import Budget, check_pullbacks
 from tnsim.engine.ir.program import Operation, Program
+from tnsim.engine.planner import Budget, check_pullbacks
 from tnsim.engine.runtime import binding, execution
 from tnsim.engine.runtime import gradients as gradients_module
 from tnsim.engine.runtime.compiling import Wanted
@@ -107,7 +107,7 @@ def test_ways_back_of_any_programs_in_jax(program, data):
 
 
 def stacks(width, depth):
-    return [bench.random_stack(width, width + 1, depth, "float64", seed) for seed in (1, 2)]
+    return [commands.random_stack(width, width + 1, depth, "float64", seed) for seed in (1, 2)]
 
 
 WORKS = {

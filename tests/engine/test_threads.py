@@ -10,7 +10,7 @@ import pytest
 import seeds
 from processes import python
 
-from tnsim.engine.runtime.threads import Order, processors, shared
+from tnsim.engine.runtime.devices import Order, processors, shared
 
 
 def in_order(count, rng):
@@ -105,7 +105,7 @@ INTERRUPTED = """
 import faulthandler, random, signal
 from functools import partial
 from tnsim.engine.runtime import threads
-from tnsim.engine.runtime.threads import Order, one_blas_thread, shared
+from tnsim.engine.runtime.devices import Order, one_blas_thread, shared
 
 faulthandler.dump_traceback_later(60, exit=True)
 threads.processors = lambda: 4

@@ -13,10 +13,10 @@ from seeds import generator
 from tnsim.engine import costs
 from tnsim.engine.ir.plan_json import program_from_data
 from tnsim.engine.ir.program import Operation, Program
-from tnsim.engine.passes import tiling
-from tnsim.engine.passes.tiling import tiled
 from tnsim.engine.runtime.binding import BoundStage
 from tnsim.engine.runtime.execution import precision
+from tnsim.engine.search import stages
+from tnsim.engine.search.stages import tiled
 
 
 def contract(args, labels, output):
@@ -37,8 +37,8 @@ PROGRAM = Program(SHAPES, (*CHAIN, READ), (8,))
 @pytest.fixture(autouse=True)
 def blocks(monkeypatch):
     """Values of 96 elements are large, and a block is of two values of their index."""
-    monkeypatch.setattr(tiling, "WHOLE", 90)
-    monkeypatch.setattr(tiling, "BLOCK", 40)
+    monkeypatch.setattr(stages, "WHOLE", 90)
+    monkeypatch.setattr(stages, "BLOCK", 40)
 
 
 def outputs(program, run=run_program):

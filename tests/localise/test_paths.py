@@ -272,7 +272,7 @@ def test_composition_through_layers_and_heads(rng):
 
 def test_layers_below_the_first_difference_run_once(rng, monkeypatch):
     """Of two layers of three heads: 8 passes of the first, and of the second 4 on each of 8 states."""
-    from tnsim.models import attention as module
+    from tnsim.models import layers as module
 
     model = tnsim.Model(
         [

@@ -9,7 +9,7 @@ from closeness import assert_close
 import tnsim
 from tnsim.metrics import orbits
 from tnsim.metrics.orbits import Tree, diagrams
-from tnsim.problems.base import moment_nodes
+from tnsim.problems.families import moment_nodes
 
 
 @pytest.mark.parametrize(

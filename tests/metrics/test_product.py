@@ -15,8 +15,8 @@ from oracles import bilinear
 from refusals import refused
 
 import tnsim
-from tnsim.metrics.product import NAMED, marginal, rule_of_moments
-from tnsim.metrics.quadrature import hermite_rule
+from tnsim.metrics.finite_measures import NAMED, marginal, rule_of_moments
+from tnsim.metrics.input_moments import hermite_rule
 
 
 def double_factorial(n):

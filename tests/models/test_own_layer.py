@@ -7,11 +7,11 @@ from oracles import bilinear
 from refusals import refused
 
 import tnsim
-import tnsim.models.protocol
+import tnsim.models.layers
 
 
 class Cubic:
-    """`down (W x)^3`, written by somebody who knows `tnsim.models.protocol.OwnLayer` and nothing else."""
+    """`down (W x)^3`, written by somebody who knows `tnsim.models.layers.OwnLayer` and nothing else."""
 
     def __init__(self, weight, down):
         self.weight, self.down = weight, down

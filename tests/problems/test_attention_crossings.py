@@ -30,7 +30,7 @@ from sequence_oracles import attention, dense_tree_product
 import tnsim
 import tnsim.models.components
 from tnsim.localise.paths import components_in
-from tnsim.metrics.points import Reading
+from tnsim.metrics.protocol import Reading
 
 N = 2  # positions
 

@@ -10,11 +10,10 @@ from oracles import bilinear, dense_symmetric_product, expected_products, linear
 from refusals import refused
 
 import tnsim
-from tnsim.problems import features, polynomial_space
+from tnsim.problems import features, packed, polynomial_space
 from tnsim.problems.features import spaces
+from tnsim.problems.layer_kinds import kinds
 from tnsim.problems.polynomial_space import IndexBlock
-from tnsim.problems.tensors import packed
-from tnsim.problems.tensors.kinds import kinds
 
 pytestmark = pytest.mark.usefixtures("diagrams")
 

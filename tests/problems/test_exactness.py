@@ -157,7 +157,7 @@ def test_differences_expand_by_bilinearity(name, rng):
 
 def test_hermite_weights_are_the_gaussian_moments():
     """All joinings at S = m = 1 sum to E[x^N] for x ~ N(1, 0): one, whatever the split into bra and ket."""
-    from tnsim.metrics import pairings as diagrams
+    from tnsim.metrics import orbits as diagrams
 
     for bra in range(6):
         assert sum(j.weight for j in diagrams.gaussian_mean(bra, False)) == 1

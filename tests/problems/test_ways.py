@@ -13,8 +13,7 @@ import tnsim
 from tnsim.engine.ir.problem import strip_alias
 from tnsim.metrics.orbits import Tree, diagrams
 from tnsim.names import Pair
-from tnsim.problems.base import model_weights
-from tnsim.problems.families import WholeTree
+from tnsim.problems.families import WholeTree, model_weights
 from tnsim.problems.whole_tree import crossing_part
 
 TWO = {

@@ -16,7 +16,7 @@ from seeds import generator
 
 import tnsim
 import tnsim.engine.plan
-from tnsim.engine import budget
+from tnsim.engine import planner
 from tnsim.engine.runtime import execution
 
 pytestmark = pytest.mark.usefixtures("diagrams")
@@ -422,7 +422,7 @@ def test_what_fits_no_expression_is_refused(rng):
 
 def test_chunks_that_save_memory_stay_within_the_multiplications(rng, monkeypatch):
     """All of six tensors joined: a loop over a bond computes some products in every turn."""
-    monkeypatch.setattr(budget, "LARGE", 2**10)
+    monkeypatch.setattr(planner, "LARGE", 2**10)
     bonds = [[f"{min(i, j)}{max(i, j)}" for j in range(6) if j != i] for i in range(6)]
     network = qtn.TensorNetwork([qtn.Tensor(rng.normal(size=(3,) * 5), own) for own in bonds])
     plan = tnsim.tensor_networks.contract_expression(network).plan

@@ -33,13 +33,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from tnsim.all_pairs import preparation, tasks
+from tnsim.all_pairs import preparation, work
 from tnsim.all_pairs import store as stores
-from tnsim.all_pairs.leases import LISTS, Leases, remove
-from tnsim.all_pairs.normalise import Doubt
 from tnsim.all_pairs.preparation import PairwiseRun, Place
-from tnsim.all_pairs.result import Pairwise, labelled
-from tnsim.all_pairs.store import FINISHED, MODELS, RUN, Record, State, Store, sides
+from tnsim.all_pairs.result import Doubt, Pairwise, labelled
+from tnsim.all_pairs.store import (
+    FINISHED,
+    LISTS,
+    MODELS,
+    RUN,
+    Leases,
+    Record,
+    State,
+    Store,
+    remove,
+    sides,
+)
 from tnsim.all_pairs.work import Work, complete, pairs_in
 from tnsim.errors import DamagedStore, StoreMismatch
 
@@ -333,7 +342,7 @@ def computed(store: Store, run: PairwiseRun, bar: Any, executor: Any) -> list[Do
         planned = _run_of(store.attrs, growth, run, chosen["route"])
         assert planned is not None, "a growth with records has new models"
         planned = preparation.as_stored(planned, chosen["tier"], executor is None)
-        with tasks.forgetting(planned.job), Leases(store.path) as leases:
+        with work.forgetting(planned.job), Leases(store.path) as leases:
             for grid in grids:
                 first = grid.records[0]  # no block has more models
                 sizes = len(first.rows), len(first.columns or first.rows)

@@ -20,29 +20,25 @@ import jax
 import tnsim
 from tnsim.all_pairs import store as stores
 from tnsim.all_pairs.contracted_runs import ContractedRun
-from tnsim.all_pairs.forward_runs import ForwardRun, function_entry
-from tnsim.all_pairs.kernel_runs import KernelRun
-from tnsim.all_pairs.run_plan import Models, RouteOfRun, memory, summary, tiles_of
+from tnsim.all_pairs.run_routes import ForwardRun, KernelRun, VectorRun, function_entry
 from tnsim.all_pairs.sources import Entry, entry, metric_parameters, sources
 from tnsim.all_pairs.store import FORMAT
-from tnsim.all_pairs.vector_runs import VectorRun
-from tnsim.all_pairs.ways import Job, PairSetting
+from tnsim.all_pairs.ways import Job, Models, PairSetting, RouteOfRun, memory, summary, tiles_of
 from tnsim.circuits.parts import PartSeries
 from tnsim.compare.by_points import Rows, points_of, what_is_read
 from tnsim.compare.estimates import Estimate
 from tnsim.compare.request import check_comparison, estimated, highest_degree, may_estimate
 from tnsim.compare.routes import Ways, from_table, weighed
-from tnsim.engine.budget import Budget
+from tnsim.engine.planner import Budget
 from tnsim.engine.precision import Arithmetic
 from tnsim.engine.runtime.devices import device
 from tnsim.errors import DuplicateWarning, ModelError, warn
-from tnsim.metrics.points import Points, Reading
-from tnsim.metrics.protocol import Metric
+from tnsim.metrics.protocol import Metric, Points, Reading
 from tnsim.models.functions import is_function
 from tnsim.models.model import Model, terms
 from tnsim.problems import features
 from tnsim.problems.features import FeatureSpace
-from tnsim.problems.tensors.kinds import Kinds, kinds
+from tnsim.problems.layer_kinds import Kinds, kinds
 from tnsim.problems.units import common_units
 
 

@@ -25,19 +25,18 @@ from tnsim.analysis.matrices import numbered
 from tnsim.checkpoints.load import Reading, Series, read
 from tnsim.circuits.parts import PartOfFile, PartSeries, SeriesParts
 from tnsim.compare.centred import without_mean
-from tnsim.engine.budget import Budget
+from tnsim.engine.planner import Budget
 from tnsim.errors import CheckpointError, ModelError
-from tnsim.metrics.empirical import StoredInputs
+from tnsim.metrics.finite_measures import StoredInputs
 from tnsim.metrics.metric import Gaussian
-from tnsim.metrics.points import Reading as InputsRead
 from tnsim.metrics.protocol import Metric, adds_up, points_for
-from tnsim.models.checks import check_numbers, check_untraced
+from tnsim.metrics.protocol import Reading as InputsRead
 from tnsim.models.differences import by_differences
 from tnsim.models.functions import Function
 from tnsim.models.matrices import SparseMatrix
-from tnsim.models.model import Combination, Model, caveats, terms
+from tnsim.models.model import Combination, Model, caveats, check_numbers, check_untraced, terms
 from tnsim.options import is_list
-from tnsim.problems.tensors.kinds import Kinds, kinds
+from tnsim.problems.layer_kinds import Kinds, kinds
 
 STANDARD = "standard"
 _LOOKED_AT, _PLACES = 256, 16  # points at each place of a measure, and places, that tell it

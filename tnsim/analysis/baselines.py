@@ -31,19 +31,21 @@ from tnsim.checkpoints.given import check_chooses, given_models
 from tnsim.errors import ModelError, TooLarge, UnsupportedLayer
 from tnsim.models import functions
 from tnsim.models.arrays import detached, host_array
-from tnsim.models.checks import (
+from tnsim.models.forward import as_read, is_tokens, plain_forward
+from tnsim.models.functions import Function, is_module
+from tnsim.models.layers import innermost, map_names
+from tnsim.models.matrices import bias_name
+from tnsim.models.model import (
+    AnyModel,
+    Model,
     Seed,
     check_comparable,
     check_numbers,
     check_untraced,
     normal_inputs,
     seed_number,
+    terms,
 )
-from tnsim.models.forward import as_read, is_tokens, plain_forward
-from tnsim.models.functions import Function, is_module
-from tnsim.models.layers import innermost, map_names
-from tnsim.models.matrices import bias_name
-from tnsim.models.model import AnyModel, Model, terms
 from tnsim.options import checked, is_list, shown
 
 if TYPE_CHECKING:

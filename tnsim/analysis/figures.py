@@ -21,14 +21,24 @@ from jaxtyping import Float
 
 from tnsim.analysis import reading
 from tnsim.analysis.axes import (
+    COLOURS,
     SMALL,
+    Canvas,
     Curve,
+    Drawing,
     Panel,
     Scale,
     Wire,
     around_zero,
+    canvas,
+    colour_of,
+    colours_of,
     heading,
+    inches_of,
     legend_height,
+    limit,
+    new_figure,
+    refuse_span,
     scale_of,
     show_bars,
     show_curves,
@@ -41,21 +51,8 @@ from tnsim.analysis.axes import (
     title_of,
     written,
 )
-from tnsim.analysis.canvas import (
-    COLOURS,
-    Canvas,
-    Drawing,
-    canvas,
-    colour_of,
-    colours_of,
-    inches_of,
-    limit,
-    new_figure,
-    refuse_span,
-)
-from tnsim.analysis.correlations import correlation, paired_entries
 from tnsim.analysis.matrices import check_result, matrix, numbers_in, part_grids, square
-from tnsim.analysis.summary import without_copies
+from tnsim.analysis.reading import correlation, paired_entries, without_copies
 from tnsim.errors import ResultError, require
 from tnsim.names import COVARIANCE, MEAN, SYMMETRISER, layer_tag
 from tnsim.options import checked, shown
@@ -406,7 +403,7 @@ def edges(
     """A graph of components in which the width of a line is the effect of an edge.
 
     Args:
-        labels: Labels of edges, as `tnsim.localise.edges.Edges` has them.
+        labels: Labels of edges, as `tnsim.localise.paths.Edges` has them.
         values: Number for each edge, such as `Edges.cut`.
         title: Title above the graph.
         most: Number of edges that are drawn, those of the largest numbers.

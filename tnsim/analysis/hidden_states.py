@@ -26,13 +26,12 @@ import numpy as np
 from tnsim.analysis.baselines import BATCH, Inputs, cka, drawn_inputs, read_by
 from tnsim.analysis.matrices import over_layers
 from tnsim.checkpoints.given import given_model
-from tnsim.engine.budget import Budget
+from tnsim.engine.planner import Budget
 from tnsim.errors import ModelError, TooLarge
 from tnsim.models.arrays import detached, host_array
-from tnsim.models.checks import Seed, seed_number
 from tnsim.models.forward import plain_states
 from tnsim.models.functions import array_of, batch_of_inputs, run_module
-from tnsim.models.model import AnyModel, Model
+from tnsim.models.model import AnyModel, Model, Seed, seed_number
 from tnsim.options import checked, is_list, shown
 
 if TYPE_CHECKING:

@@ -27,8 +27,7 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.analysis import reading
-from tnsim.analysis.axes import scale_of
-from tnsim.analysis.canvas import COLOURS
+from tnsim.analysis.axes import COLOURS, scale_of
 from tnsim.analysis.matrices import (
     are_steps,
     check_result,
@@ -38,7 +37,7 @@ from tnsim.analysis.matrices import (
     part_grids,
     shown_labels,
 )
-from tnsim.analysis.summary import certainty, findings
+from tnsim.analysis.reading import certainty, findings
 from tnsim.errors import ResultError
 from tnsim.files import Kind, replacing
 from tnsim.options import checked

@@ -19,19 +19,20 @@ from typing import Any
 
 import numpy as np
 
-from tnsim.checkpoints.configurations import (
+from tnsim.checkpoints.folders import base_file, located, names_revision
+from tnsim.checkpoints.formats import (
     ADAPTER_SETTINGS,
     ADAPTERS,
+    Contents,
+    Stored,
     configuration,
+    contents,
     is_adapter,
     read_text,
 )
-from tnsim.checkpoints.folders import base_file, located, names_revision
-from tnsim.checkpoints.formats import Contents, Stored, contents
-from tnsim.checkpoints.guard import naming, refusing
+from tnsim.checkpoints.layer_rules import to_numpy
 from tnsim.checkpoints.module_calls import copy_of
-from tnsim.checkpoints.named_arrays import to_numpy
-from tnsim.errors import CheckpointError, printable
+from tnsim.errors import CheckpointError, naming, printable, refusing
 
 _PREFIX = "base_model.model."
 _PART = re.compile(r"(.+)\.(lora_(?:A|B|embedding_A|embedding_B|magnitude_vector))(?:\.(\w+))?")

@@ -24,7 +24,7 @@ from tnsim.checkpoints.unit_layers import Layout, Stack
 from tnsim.checkpoints.unit_rows import written_out
 from tnsim.errors import UnsupportedLayer
 from tnsim.models.arrays import requires_grad
-from tnsim.models.attention import Attention, rotated
+from tnsim.models.layers import Attention, rotated
 
 KEEP_PLACES = frozenset(
     ["mul", "div", "neg", "where", "masked_fill", "tril", "triu", "to", "clone"]

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tnsim.checkpoints.guard import refusing
 from tnsim.checkpoints.rules import (
     NUMBERS,
     AttentionRule,
@@ -34,7 +33,7 @@ from tnsim.checkpoints.rules import (
     facts,
     rule_of,
 )
-from tnsim.errors import CheckpointError, printable
+from tnsim.errors import CheckpointError, printable, refusing
 from tnsim.options import is_list
 
 __all__ = [

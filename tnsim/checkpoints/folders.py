@@ -15,10 +15,16 @@ import os
 import re
 from pathlib import Path
 
-from tnsim.checkpoints.configurations import ADAPTERS, is_adapter, read_text
-from tnsim.checkpoints.formats import INDEX, OLD_INDEX, SUFFIXES, places_in
-from tnsim.checkpoints.guard import naming
-from tnsim.errors import CheckpointError
+from tnsim.checkpoints.formats import (
+    ADAPTERS,
+    INDEX,
+    OLD_INDEX,
+    SUFFIXES,
+    is_adapter,
+    places_in,
+    read_text,
+)
+from tnsim.errors import CheckpointError, naming
 
 KINDS = ("models", "datasets")
 _REPOSITORY = re.compile(r"[\w.-]+(/[\w.-]+)?")

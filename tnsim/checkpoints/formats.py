@@ -2,6 +2,18 @@
 
 The sizes that a file declares are compared with the size of the file before any number is read, and
 the lengths of its lists of names have limits. Nothing is unpickled but plain weights.
+
+Checks of pickled weights before PyTorch reads them.
+
+PyTorch's reader of plain weights calls a few dozen functions that PyTorch considers harmless, since
+none of them runs code of the file. Some of them however take as much memory as a number in the file
+says, `bytearray(2**31)` or `torch.FloatTensor(2**31)` in 300 bytes, and codecs other than latin1
+take quadratic time. So the instructions are followed here first, on a stack that knows numbers,
+texts and tuples only, and each call is checked before PyTorch makes it.
+
+Small text files: the configuration beside a checkpoint, and the text of a dialect.
+
+All have a limit of length, as parsers of nested text take much more time and memory than the text.
 """
 
 from __future__ import annotations
@@ -10,6 +22,7 @@ import functools
 import json
 import math
 import pickle
+import pickletools
 import re
 import struct
 import warnings
@@ -17,15 +30,256 @@ import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import ml_dtypes
 import numpy as np
 
-from tnsim.checkpoints.configurations import read_text
-from tnsim.checkpoints.guard import naming, refusing
-from tnsim.checkpoints.pickles import check_pickle
-from tnsim.errors import CheckpointError, require
+from tnsim.errors import CheckpointError, MissingExtra, naming, refusing, require
+from tnsim.files import regular
+
+JSON_BYTES = 2**20  # parsed within ten milliseconds
+YAML_BYTES = 2**17  # parsed within a second: PyYAML is slower than JSON by far
+YAML_DEPTH = 64
+NAMES = ("config.json", "config.yaml", "config.yml")
+ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")  # in the layout of PEFT
+ADAPTER_SETTINGS = "adapter_config.json"
+
+
+def read_text(path: Path, longest: int = JSON_BYTES) -> str:
+    """A text file in UTF-8.
+
+    Args:
+        path: Path of the file.
+        longest: Largest number of bytes that the file may have.
+
+    Returns:
+        The text of the file.
+
+    Raises:
+        CheckpointError: When the file is longer. Foreign errors are left to the caller.
+
+    Example:
+        >>> import tempfile
+        >>> file = Path(tempfile.mkdtemp(), "config.json")
+        >>> length = file.write_text('{"n_head": 4}')
+        >>> read_text(file)
+        '{"n_head": 4}'
+    """
+    with regular(path) as file:
+        data = file.read(longest + 1)
+    if len(data) > longest:
+        raise CheckpointError(f"{path.name} is longer than {longest:,} bytes, and is not read")
+    return data.decode("utf-8-sig")  # editors on Windows write a mark of the encoding
+
+
+def is_adapter(path: Path) -> bool:
+    """Whether a file holds an adapter, which says nothing without its base.
+
+    Args:
+        path: Path of a checkpoint.
+
+    Returns:
+        True for the names of PEFT with a configuration of an adapter beside.
+
+    Example:
+        >>> is_adapter(Path("adapter_model.safetensors"))
+        False
+    """
+    return path.name in ADAPTERS and path.with_name(ADAPTER_SETTINGS).is_file()
+
+
+def configuration(path: Path) -> Mapping[str, Any] | None:
+    """The contents of config.json or config.yaml beside a checkpoint.
+
+    Args:
+        path: Path of the checkpoint.
+
+    Returns:
+        Names and values, None where there is no such file.
+
+    Raises:
+        CheckpointError: When the file is damaged, too long, nested too deeply, or no mapping.
+        MissingExtra: For YAML without PyYAML.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> length = (folder / "config.json").write_text('{"n_head": 4}')
+        >>> configuration(folder / "step_100.safetensors")
+        {'n_head': 4}
+    """
+    beside = [path.with_name(name) for name in NAMES]
+    file = next(filter(Path.is_file, beside), None)
+    if file is None:
+        return None
+    kind, parse = _PARSERS[file.suffix]
+    with refusing(f"{file.name} beside it is not {kind}"):
+        values = parse(file)
+    if not isinstance(values, Mapping):
+        raise CheckpointError(
+            f"{file.name} beside it must hold names and values, found {type(values).__name__}"
+        )
+    return values
+
+
+def _read_json(file: Path) -> Any:
+    return json.loads(read_text(file))
+
+
+def _read_yaml(file: Path) -> Any:
+    try:
+        import yaml
+    except ImportError:
+        raise MissingExtra("pyyaml", "yaml", f"reading {file}") from None
+    text = read_text(file, YAML_BYTES)
+    parser = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # `CSafeLoader` is compiled
+    nested = f"{file.name} beside it is nested deeper than {YAML_DEPTH}"
+    depth = 0
+    try:
+        for event in yaml.parse(text, parser):
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if depth > YAML_DEPTH:
+                raise CheckpointError(nested)
+            if isinstance(event, yaml.AliasEvent):  # a few aliases can stand for any length
+                raise CheckpointError(
+                    f"{file.name} beside it refers to itself by *{event.anchor}; write it out"
+                )
+    except yaml.YAMLError as error:
+        if "maximum nesting depth" in str(error):  # the parser's own, which reads ahead
+            raise CheckpointError(nested) from error
+        raise
+    return yaml.load(text, parser)
+
+
+_PARSERS = {
+    ".json": ("JSON", _read_json),
+    ".yaml": ("YAML", _read_yaml),
+    ".yml": ("YAML", _read_yaml),
+}
+
+
+_PUSHED = ("BININT", "BININT1", "BININT2", "BINUNICODE", "LONG1", "SHORT_BINSTRING")
+"""Instructions whose argument is the value."""
+_OTHERS = ("BINFLOAT", "EMPTY_DICT", "EMPTY_LIST", "EMPTY_SET", "NEWFALSE", "NEWTRUE", "NONE")
+"""Instructions that give a value of which nothing is to be known."""
+_SIZES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+_UNKNOWN = object()
+
+
+class _Function(NamedTuple):
+    """A function or a class, of which the name says enough."""
+
+    name: str
+
+
+def check_pickle(data: bytes) -> None:
+    """Refuse a pickle that would take memory or time out of proportion.
+
+    An instruction that is unknown here is left to PyTorch's reader, which refuses the whole file.
+
+    Args:
+        data: The bytes of the pickle.
+
+    Raises:
+        CheckpointError: When a call, which the message names, is out of proportion, or when the
+            pickle ends within an instruction or takes values that the stack does not have.
+
+    Example:
+        >>> import pickle
+        >>> check_pickle(pickle.dumps({"bias": [1.0]}, 2))
+        >>> check_pickle(b"\\x80\\x02cbuiltins\\nbytearray\\nJ\\0\\0\\0\\x7f\\x85R.")
+        Traceback (most recent call last):
+        tnsim.errors.CheckpointError: its pickle asks for bytearray of 2130706432 bytes, which no...
+    """
+    with refusing("its pickle is damaged"):
+        _follow_pickle(data)
+
+
+def _follow_pickle(data: bytes) -> None:
+    """Go through the instructions up to the last, or up to the first that no weights need."""
+    stack: list[Any] = []
+    outer: list[list[Any]] = []  # stacks that marks have saved
+    memo: dict[int, Any] = {}
+    value: Any
+    for instruction, value, _ in pickletools.genops(data):
+        match instruction.name:
+            case name if name in _PUSHED:
+                stack.append(value)
+            case name if name in _OTHERS:
+                stack.append(_UNKNOWN)
+            case "BINGET" | "LONG_BINGET":
+                stack.append(memo[value])
+            case "BINPUT" | "LONG_BINPUT":
+                # A value may be used again by its number in the memo.
+                memo[value] = stack[-1]
+            case "MARK":
+                # A mark begins an inner stack, which the instructions on several values take whole.
+                outer.append(stack)
+                stack = []
+            case "TUPLE":
+                items, stack = tuple(stack), outer.pop()
+                stack.append(items)
+            case name if name in _SIZES:
+                place = len(stack) - _SIZES[name]
+                if place < 0:
+                    raise ValueError("it takes what is not there")
+                stack[place:] = [tuple(stack[place:])]
+            case "GLOBAL":
+                stack.append(_Function(value.rpartition(" ")[2]))
+            case "REDUCE" | "NEWOBJ":
+                arguments, function = stack.pop(), stack.pop()
+                # The call itself is never made here.
+                _check_call(function, arguments)
+                # A function that encodes gives bytes, of which others may be made.
+                encodes = isinstance(function, _Function) and function.name == "encode"
+                stack.append(b"" if encodes else _UNKNOWN)
+            case "APPEND" | "BUILD":
+                stack.pop()
+            case "SETITEM":
+                del stack[-2:]
+            case "APPENDS" | "SETITEMS":
+                # The items go into a container, whose contents do not matter.
+                stack = outer.pop()
+            case "BINPERSID":
+                stack[-1] = _UNKNOWN  # the numbers of a tensor, which lie in the file
+            case "PROTO":
+                pass
+            case _:
+                return  # the end, or an instruction that the reader refuses
+
+
+def _check_call(function: Any, arguments: Any) -> None:
+    """Refuse a call that takes memory or time out of proportion."""
+    if not isinstance(function, _Function):
+        return  # refused by the reader, or a function that the caller has allowed
+    name = function.name
+    # The reader takes lists, dictionaries and what functions return for arguments as well, of which
+    # the stack here knows nothing.
+    if not isinstance(arguments, tuple):
+        _refuse(f"{name} of arguments that are no tuple")
+    # This function calls another, whose arguments are its third.
+    if name == "_rebuild_from_type_v2" and len(arguments) > 2:
+        _check_call(arguments[0], arguments[2])
+    if name == "bytearray":
+        for argument in arguments:
+            if isinstance(argument, int):
+                _refuse(f"bytearray of {argument} bytes")
+            if not isinstance(argument, (bytes, str)):  # a tensor of one number is a number, too
+                _refuse("bytearray of something else than bytes")
+    if name == "encode" and arguments[1:] != ("latin1",):
+        _refuse("text in another encoding than latin1")
+    # Plain weights rebuild tensors from storages in the file, and never make one themselves.
+    if name.endswith(("Tensor", "Storage")):
+        _refuse(f"{name} of a size alone")
+
+
+def _refuse(what: str) -> NoReturn:
+    raise CheckpointError(
+        f"its pickle asks for {what}, which no weights need; save them again by torch.save"
+    )
+
 
 SMALL = 2**25  # bytes of tensors that any file may declare
 EXPANSION = 16  # a file may declare at most so many times its size: weights hardly compress

@@ -15,8 +15,7 @@ import numpy as np
 
 from tnsim.errors import ON_INPUTS, ModelError, TooLarge, UnsupportedLayer, printable
 from tnsim.models.arrays import check_kept, host_array, is_traced
-from tnsim.models.model import Model
-from tnsim.models.origin import Origin
+from tnsim.models.model import Model, Origin
 from tnsim.options import checked
 
 if TYPE_CHECKING:

@@ -3,20 +3,38 @@
 Every verb passes its arguments through here first, so that `similarity(net, other)` and
 `similarity("a.pt", "b.pt")` ask the same question as the models read from them. Readers of files
 and modules are imported where a path or a module comes: most comparisons are of models.
+
+Folders of Hugging Face as the modules that its library makes of them.
+
+Only networks whose code is the library's own are made, of safetensors files or of pickles that
+PyTorch reads as weights alone: a folder is trusted in nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tnsim.errors import CheckpointError, ModelError, TnsimError, UnsupportedLayer
+from tnsim.checkpoints.adapters import adapted, base_of
+from tnsim.checkpoints.folders import OLD, WHOLE, model_file
+from tnsim.checkpoints.formats import Contents, Stored, configuration, contents, is_adapter
+from tnsim.errors import (
+    CheckpointError,
+    ModelError,
+    TnsimError,
+    UnsupportedLayer,
+    first_few,
+    naming,
+    refusing,
+    require,
+)
 from tnsim.models.functions import is_function, is_module, with_output
 from tnsim.models.model import AnyModel, Combination, Model, in_numpy, terms
 from tnsim.options import is_list
@@ -245,9 +263,8 @@ def folders_of_networks(models: Any) -> dict[str, Path]:
         >>> folders_of_networks({"first": "a"})
         {}
     """
-    from tnsim.checkpoints.configurations import ADAPTERS
     from tnsim.checkpoints.folders import OLD, WHOLE
-    from tnsim.checkpoints.hugging_face import architecture_of
+    from tnsim.checkpoints.formats import ADAPTERS
     from tnsim.checkpoints.load import Series
 
     if not is_path_or_paths(models):
@@ -275,7 +292,7 @@ def folders_of_networks(models: Any) -> dict[str, Path]:
 
 def _example_of_width(module: Any, n_ctx: int | None, width: int) -> Any:
     """An example of vectors of a width, where the module alone does not say that it reads them."""
-    from tnsim.checkpoints.module_examples import shape_of_inputs
+    from tnsim.checkpoints.module_calls import shape_of_inputs
 
     for known in (None, width):
         try:
@@ -289,7 +306,7 @@ def _example_of_width(module: Any, n_ctx: int | None, width: int) -> Any:
 
 def _check_can_run(module: Any, n_ctx: int | None, refusal: TnsimError, width: int | None) -> None:
     """Raise the refusal to read a module, if nothing says which inputs the module takes."""
-    from tnsim.checkpoints.module_examples import AN_EXAMPLE, shape_of_inputs
+    from tnsim.checkpoints.module_calls import AN_EXAMPLE, shape_of_inputs
 
     try:
         shape_of_inputs(module, n_ctx, width)
@@ -321,7 +338,6 @@ def read_model(path: str | os.PathLike[str], n_ctx: int | None, on_inputs: bool)
         ModelError: The path holds several models.
         MissingExtra: transformers is not installed.
     """
-    from tnsim.checkpoints.hugging_face import architecture_of, module_in
     from tnsim.checkpoints.load import Series, load
 
     try:
@@ -396,3 +412,120 @@ def of_length(model: Any, n_ctx: int) -> Any:
     if isinstance(model, Combination):
         return Combination((c, of_length(part, n_ctx)) for c, part in terms(model))
     return Model(model.layers, n_ctx, model.origin)
+
+
+_FAULTS = {
+    "missing_keys": "are not in its files",
+    "mismatched_keys": "have other shapes in its files",
+    "unexpected_keys": "are in its files and in no layer",
+}
+"""What the library reports of a folder that is not the network it names, in words."""
+
+
+@contextlib.contextmanager
+def _without_bars() -> Iterator[None]:
+    """Run without the progress bars of the library, one a folder."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def architecture_of(path: Any) -> str | None:
+    """The class that a folder, or the base of its adapter, names for its network; None for none.
+
+    Args:
+        path: Path of anything.
+
+    Raises:
+        CheckpointError: There is a configuration, and it is damaged or too long; or an adapter
+            whose base is not on this machine.
+
+    Example:
+        >>> architecture_of("no folder") is None
+        True
+    """
+    with naming(path):
+        adapter = _adapter_in(path)
+        beside = Path(path) / WHOLE if adapter is None else base_of(adapter)
+        named = (configuration(beside) or {}).get("architectures")
+    name = named[0] if isinstance(named, list) and named else None
+    return name if isinstance(name, str) and name.isidentifier() else None
+
+
+def _adapter_in(path: str | os.PathLike[str]) -> Path | None:
+    """The adapter in a folder, None where there is none."""
+    found = model_file(Path(path))
+    return found if found is not None and is_adapter(found) else None
+
+
+def _tensors_of(net: Any) -> Contents:
+    """The tensors of a network by the names of its library, which may rename those of its files.
+
+    Tied tensors have the first of their names, as in files.
+    """
+    own = {name for name, _ in (*net.named_parameters(), *net.named_buffers())}
+    return Contents.flat(
+        [
+            Stored(name, str(tensor.dtype).removeprefix("torch."), tensor.nbytes, tensor.detach)
+            for name, tensor in net.state_dict().items()
+            if name in own
+        ]
+    )
+
+
+def module_in(path: str | os.PathLike[str]) -> Any:
+    """The network of a folder, in evaluation mode, as a module of PyTorch.
+
+    Args:
+        path: Folder with `config.json` and weights, or of an adapter over such a folder.
+
+    Raises:
+        CheckpointError: The folder names no network of the library, or its files are not all of
+            the tensors of that network and no others.
+        MissingExtra: transformers is not installed.
+    """
+    if (adapter := _adapter_in(path)) is not None:
+        from tnsim.checkpoints.modules import StatesOf  # PyTorch's reader, where it is there
+
+        with naming(path):
+            base = base_of(adapter)
+            net = module_in(base.parent)
+            return StatesOf(net).loaded(adapted(adapter, base, _tensors_of(net)).state)
+    name = architecture_of(path)
+    require("transformers", None, f"running {os.fspath(path)} on inputs")
+    import transformers
+
+    made = getattr(transformers, name or "", None)
+    if not isinstance(made, type) or not hasattr(made, "from_pretrained"):
+        raise CheckpointError(
+            f"{os.fspath(path)}: config.json names {name!r}, which is no network of transformers "
+            f"{transformers.__version__}: load it by its own code and give the module"
+        )
+    found = model_file(Path(path))
+    with naming(path):
+        if found is not None:  # damage, and pickles of more than weights, in words of ours
+            contents(found)
+    with naming(path), refusing(f"cannot be loaded as {name}"), _without_bars():
+        loaded, told = made.from_pretrained(
+            path,
+            local_files_only=True,
+            use_safetensors=found is None or not found.name.startswith(OLD),
+            weights_only=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # told below, by name
+        )
+    # The library fills what a file lacks with random numbers.
+    for kind, said in _FAULTS.items():
+        keys = (key if isinstance(key, str) else key[0] for key in told.get(kind, ()))
+        if faulty := sorted(keys):
+            raise CheckpointError(
+                f"{os.fspath(path)}: {len(faulty)} tensors of {name} {said}: {first_few(faulty)}; "
+                "load the network by code of your own and give the module"
+            )
+    return loaded.eval()

@@ -32,7 +32,7 @@ from torch.utils._pytree import tree_leaves
 
 from tnsim.checkpoints import batches
 from tnsim.checkpoints.curves import MOST_POWERS
-from tnsim.checkpoints.module_examples import join
+from tnsim.checkpoints.module_calls import join
 from tnsim.checkpoints.operations import Graph, Operation, is_turned_parameter
 from tnsim.errors import TnsimError, UnsupportedLayer
 from tnsim.models.functions import array_of, check_one_input

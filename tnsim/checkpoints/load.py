@@ -22,12 +22,10 @@ import numpy as np
 
 from tnsim.checkpoints import folders
 from tnsim.checkpoints.adapters import merged_module, read_file
-from tnsim.checkpoints.configurations import configuration, read_text
 from tnsim.checkpoints.dialects import PRESETS, Dialect
 from tnsim.checkpoints.folders import checkpoints, located, model_file, without_weights
-from tnsim.checkpoints.formats import SUFFIXES
-from tnsim.checkpoints.guard import naming
-from tnsim.checkpoints.named_arrays import to_numpy
+from tnsim.checkpoints.formats import SUFFIXES, configuration, read_text
+from tnsim.checkpoints.layer_rules import to_numpy
 from tnsim.checkpoints.native import METADATA, own_model
 from tnsim.checkpoints.state_dict import (
     check_no_norm_inputs,
@@ -35,11 +33,10 @@ from tnsim.checkpoints.state_dict import (
     model_from_state,
     unnamed,
 )
-from tnsim.errors import CheckpointError, ModelError, TnsimError, first_few, printable
+from tnsim.errors import CheckpointError, ModelError, TnsimError, first_few, naming, printable
 from tnsim.models.arrays import is_count
-from tnsim.models.checks import Seed, check_untraced, normal_inputs
 from tnsim.models.functions import Deferred, array_at
-from tnsim.models.model import AnyModel, Model
+from tnsim.models.model import AnyModel, Model, Seed, check_untraced, normal_inputs
 from tnsim.options import checked, is_list, shown
 from tnsim.tables import html_table
 

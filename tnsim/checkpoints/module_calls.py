@@ -1,20 +1,32 @@
-"""States inside a PyTorch module, as a public function, and what readers of modules share."""
+"""States inside a PyTorch module, as a public function, and what readers of modules share.
+
+Examples of what a PyTorch module takes, and its outputs beside those of layers.
+
+Inputs that the module takes are the first guess on which it runs. The layers that were read are
+compared with the module on random batches of several sizes.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from tnsim.errors import ModelError, first_few, require
+from tnsim.checkpoints.norms import Normed
+from tnsim.errors import ModelError, TooLarge, first_few, in_one_line, require
 from tnsim.models.arrays import detached, host_array
-from tnsim.models.functions import array_of, batch_of_inputs, run_module
+from tnsim.models.functions import array_of, batch_of_inputs, check_one_input, run_module, tensor_of
 from tnsim.options import checked
+
+if TYPE_CHECKING:
+    from tnsim.checkpoints.batches import Beside
+
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -224,3 +236,317 @@ def as_precise_as(module: Any) -> Iterator[None]:
     is_wide = any(weight.dtype is torch.float64 for weight in module.parameters())
     with contextlib.nullcontext() if is_wide else Wide():
         yield
+
+
+LEAVES = ("Linear", "Embedding", "LayerNorm", "RMSNorm")  # PyTorch's layers that tnsim reads
+SCALES = (1.0, -1.0, 0.25, 4.0)  # of inputs: functions that agree at one size may differ at another
+TOLERANCE = 1e-5  # relative; in float64 only tables of a rotation in float32 may differ so much
+AN_EXAMPLE = (
+    "an example of them, to tnsim.from_module(net, inputs=x), for gradients to "
+    "tnsim.torch.from_module(net, inputs=x), and for files of its weights to "
+    "tnsim.load(path, net, inputs=x), --example x.npy on the command line"
+)
+SAMPLES, POSITIONS = 8, 5  # sizes of example inputs
+
+
+def leaves_of(module: Any, classes: tuple[type, ...], path: str = "") -> Iterator[tuple[str, Any]]:
+    """The submodules that are taken whole: given classes, and modules without submodules.
+
+    Args:
+        module: A module of PyTorch.
+        classes: Classes that are taken whole though they have submodules.
+        path: Name of the module in the outermost module.
+
+    Yields:
+        Path and submodule, in the order in which they were declared.
+    """
+    # A layer of PyTorch may be parametrised, and so have submodules.
+    whole = isinstance(module, classes) or kind(module) in LEAVES
+    if whole or not any(True for _ in module.children()):
+        yield path, module
+        return
+    for name, child in module.named_children():
+        yield from leaves_of(child, classes, join(path, name))
+
+
+def join(path: str, name: str) -> str:
+    """The full name of a parameter or module inside a submodule.
+
+    Args:
+        path: Name of the submodule, "" for the module itself.
+        name: Name inside the submodule.
+
+    Returns:
+        Both names with a dot between.
+
+    Example:
+        >>> join("blocks.0", "weight"), join("", "weight")
+        ('blocks.0.weight', 'weight')
+    """
+    return f"{path}.{name}" if path else name
+
+
+def kind(module: Any) -> str:
+    """The name of PyTorch's own class of a submodule, though derived or parametrised.
+
+    Args:
+        module: Any module.
+
+    Returns:
+        The name of the first class that PyTorch itself defines; "" for a class of the user.
+    """
+    for cls in type(module).__mro__:
+        # Derived and parametrised classes have PyTorch's own class further up.
+        if cls.__module__.startswith("torch.nn.modules.") and cls.__name__ != "Module":
+            return cls.__name__
+    return ""
+
+
+@contextlib.contextmanager
+def own_defaults(module: Any) -> Iterator[None]:
+    """Make float64, and the CPU of a module that is there, the defaults of what PyTorch makes.
+
+    Masks and tables of a forward pass of its copy are then what the weights are. Other code in the
+    process may have set defaults of its own, such as the device "meta", on which tensors have no
+    numbers.
+
+    Args:
+        module: The module, of which a copy in float64 runs.
+    """
+    torch = require_torch()
+    tensors = itertools.chain(module.parameters(), module.buffers())
+    on_host = all(tensor.device.type == "cpu" for tensor in tensors)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("cpu") if on_host else contextlib.nullcontext(), as_precise_as(module):
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def example_inputs(module: Any, inputs: Any, n_ctx: int | None, width: int | None = None) -> Any:
+    """Inputs that the module takes: the given inputs, else the first guess on which it runs.
+
+    A guess has to give an output for every input; and a batch of vectors that the module puts
+    together, as attention does, gives way to sequences of such vectors.
+
+    Args:
+        module: The module in float64.
+        inputs: Inputs that the user gave, or None.
+        n_ctx: Length of sequences, or None.
+        width: Entries of a vector, as what the module is compared with says; None where nothing
+            does.
+
+    Returns:
+        A tensor of vectors, float64, or of token numbers.
+
+    Raises:
+        ModelError: Where the module runs on no guess.
+    """
+    torch = require_torch()
+    if inputs is not None:
+        if isinstance(inputs, (tuple, list)) and any(hasattr(each, "shape") for each in inputs):
+            check_one_input(module)
+        is_tensor = isinstance(inputs, torch.Tensor)
+        example: Any = inputs if is_tensor else tensor_of(batch_of_inputs(inputs))
+        if example.is_floating_point():
+            return example.double()
+        return example if example.is_complex() or example.dtype == torch.bool else example.long()
+    # The last refusal is told where no guess fits.
+    found, error = _first_taken(module, _guessed_inputs(module, n_ctx, width))
+    if found is not None:
+        return found
+    # Modules of parameters alone do not say which axis reads the input.
+    tensors = (*module.parameters(), *module.buffers())
+    widths = sorted({size for tensor in tensors for size in tensor.shape if size})
+    each = [_first_taken(module, inputs_of_width(size, n_ctx))[0] for size in widths]
+    fits = [example for example in each if example is not None]
+    vectors = [example for example in fits if example.ndim == 2 or n_ctx is not None]
+    # A single width that fits is the input; several would be a guess.
+    taken = vectors or fits
+    if len(taken) == 1:
+        return taken[0]
+    if vectors:
+        sizes = ", ".join(str(example.shape[-1]) for example in vectors)
+        raise ModelError(f"the module takes vectors of {sizes} entries: give inputs=, {AN_EXAMPLE}")
+    if error is not None:
+        check_one_input(module, error)
+    last = "" if error is None else f" (the last try: {in_one_line(error)})"
+    raise ModelError(
+        "no inputs were found that the module takes; compare it under a metric that says how many "
+        f"numbers it reads, tnsim.Gaussian(mean=np.zeros(d)), or give inputs=, {AN_EXAMPLE}{last}"
+    ) from error
+
+
+def shape_of_inputs(module: Any, n_ctx: int | None, width: int | None = None) -> tuple[int, ...]:
+    """The shape of a single input of a module that reads vectors.
+
+    Args:
+        module: Module of PyTorch, in any precision.
+        n_ctx: Length of sequences, None for vectors.
+        width: Entries of a vector, as for `example_inputs`.
+
+    Returns:
+        The shape (d,), or (n_ctx, d).
+
+    Raises:
+        ModelError: The module takes no vectors, or sequences of a length that nobody said.
+
+    Example:
+        >>> import torch
+        >>> shape_of_inputs(torch.nn.Linear(3, 2), None)
+        (3,)
+    """
+    torch = require_torch()
+    with torch.no_grad():
+        double = copy_of(module).double().eval()
+    with torch.no_grad(), own_defaults(module):
+        example = example_inputs(double, None, n_ctx, width)
+    name = type(module).__name__
+    if not example.is_floating_point():
+        raise ModelError(
+            f"{name} reads token numbers, which no Gaussian draws: compare on sequences of yours "
+            "by tnsim.Empirical(tokens), an array (n, positions)"
+        )
+    if example.ndim > 2 and n_ctx is None:
+        raise ModelError(
+            f"{name} reads sequences of {example.shape[-1]} coordinates: say how long they are, by "
+            "n_ctx=, or give inputs of your own by tnsim.Empirical(inputs)"
+        )
+    return tuple(example.shape[1:])
+
+
+def _refusal_of(module: Any, example: Any) -> Exception | None:
+    """The error of a forward pass, or None where the module takes the inputs."""
+    try:
+        outputs = module(example)
+    except ModelError:  # of outputs: no input gives the output that was asked for
+        raise
+    except Exception as failed:  # whatever a forward pass raises on inputs that it cannot take
+        return failed
+    shape = tuple(getattr(outputs, "shape", (len(example),)))
+    if shape[:1] != (len(example),):
+        return ModelError(f"outputs of shape {shape} for {len(example)} inputs")
+    return None
+
+
+def _joins(module: Any, example: Any) -> bool:
+    """Whether a module gives other outputs for vectors where others stand in their batch."""
+    if not example.is_floating_point() or example.ndim != 2:
+        return False
+    try:
+        together, alone = array_of(module(example))[-2:], array_of(module(example[-2:]))
+    except Exception:  # of outputs that are no array, or of code that counts its inputs
+        return True
+    if together.shape != alone.shape:
+        return True
+    return alone.numel() > 0 and bool((together - alone).abs().max() > 1e-6 * alone.abs().max())
+
+
+def _first_taken(module: Any, guesses: Iterable[Any]) -> tuple[Any, Exception | None]:
+    """The first guess that a module takes, and the last refusal before it.
+
+    One of which the module puts inputs together gives way to a later one.
+    """
+    joined, error = None, None
+    try:
+        for example in guesses:
+            error = _refusal_of(module, example)
+            if error is None and not _joins(module, example):
+                return example, None
+            if error is None and joined is None:
+                joined = example
+    except RuntimeError as failed:  # of a guess as it is made
+        raise TooLarge(f"memory holds no inputs of this length: {in_one_line(failed)}") from None
+    return joined, error
+
+
+def inputs_of_width(size: int, n_ctx: int | None) -> Iterator[Any]:
+    """Random vectors and sequences.
+
+    Args:
+        size: Coordinates of a vector.
+        n_ctx: Length of the sequences; None for vectors first, and sequences of a few positions.
+
+    Yields:
+        Tensors (inputs, size) and (inputs, positions, size), float64.
+    """
+    torch = require_torch()
+    rng = torch.Generator().manual_seed(0)
+    # Vectors first: most modules take a batch of either form.
+    if n_ctx is None:
+        yield torch.randn((SAMPLES, size), generator=rng, dtype=torch.float64)
+    shape = (SAMPLES, n_ctx or POSITIONS, size)
+    yield torch.randn(shape, generator=rng, dtype=torch.float64)
+
+
+def _guessed_inputs(module: Any, n_ctx: int | None, width: int | None) -> Iterable[Any]:
+    torch = require_torch()
+    rng = torch.Generator().manual_seed(0)
+    shape = (SAMPLES, n_ctx or POSITIONS)
+    readers = [leaf for _, leaf in leaves_of(module, ()) if kind(leaf) in ("Embedding", "Linear")]
+    if width is not None:
+        yield from inputs_of_width(width, n_ctx)
+    # The leaf that was made first mostly reads the input; an embedding made later may do so too.
+    later = [leaf for leaf in readers[1:] if kind(leaf) == "Embedding"]
+    for leaf in (*readers[:1], *later):
+        if kind(leaf) == "Embedding":
+            yield torch.randint(leaf.num_embeddings, shape, generator=rng)
+        else:
+            yield from inputs_of_width(leaf.in_features, n_ctx)
+
+
+def forward_error(module: Any, layers: Sequence[Normed], example: Any) -> float:
+    """The largest relative error of layers over several batches.
+
+    Args:
+        module: The module in float64.
+        layers: Layers that were recognised.
+        example: Inputs that the module takes.
+
+    Returns:
+        Root mean square of the differences of outputs, relative to the outputs.
+
+    Raises:
+        ModelError: Where the error is larger than rounding.
+    """
+    from tnsim.checkpoints.batches import beside  # which needs SciPy
+
+    torch = require_torch()
+    count = max(len(example), 2)
+    # A function that agrees at one size may differ at another, as ReLU does with the identity, and
+    # one that agrees in one batch may differ in others.
+    batches = zip(SCALES, (count, count, 1, 3), strict=True)
+    both = beside(lambda x: as_numpy(module(torch.as_tensor(x))), layers, example, batches)
+    errors = [one.error for one in both]
+    worst = float(np.max(errors))
+    # Written with `not`, so that NaN is refused.
+    if not worst < TOLERANCE:
+        factors = [_common_factor(one) for one in both]
+        first = factors[0]
+        if first and all(factor and abs(factor / first - 1) < TOLERANCE for factor in factors):
+            raise ModelError(
+                "what was recognised differs from the module by a constant factor: the module "
+                f"gives {first:.12g} times the outputs of the layers. Multiply the last layer that "
+                "was declared by it"
+            )
+        sizes = ", ".join(str(one.scale) for one in both)
+        each = ", ".join(f"{error:.2g}" for error in errors)
+        raise ModelError(
+            "what was recognised is another function than the module: outputs on random inputs of "
+            f"size {sizes} differ by {each} of their size. Declare the "
+            "classes that do more than was seen: layers={Class: BilinearRule(...) or a function}; "
+            "and take no numbers out of parameters in the forward pass, by .item() or NumPy"
+        )
+    return worst
+
+
+def _common_factor(both: Beside) -> float | None:
+    """The number by which all outputs are multiplied in the expected ones; None where none is."""
+    outputs, expected = both.outputs.ravel(), both.expected.ravel()
+    if outputs.size != expected.size or not outputs.any():
+        return None
+    with np.errstate(over="ignore", invalid="ignore"):
+        factor = float(outputs @ expected / (outputs @ outputs))
+    return factor if both._replace(outputs=factor * outputs).error < TOLERANCE else None

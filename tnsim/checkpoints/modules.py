@@ -22,27 +22,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tnsim.checkpoints.adapters import merged_module
-from tnsim.checkpoints.guard import cause, refusing
-from tnsim.checkpoints.layer_rules import normed
+from tnsim.checkpoints.layer_rules import NamedArrays, normed, to_numpy, valued
 from tnsim.checkpoints.module_calls import (
+    AN_EXAMPLE,
+    POSITIONS,
     as_numpy,
     copy_of,
     diverged,
-    outside_compiler,
-    require_torch,
-)
-from tnsim.checkpoints.module_examples import (
-    AN_EXAMPLE,
-    POSITIONS,
     example_inputs,
     forward_error,
     inputs_of_width,
     join,
     kind,
     leaves_of,
+    outside_compiler,
     own_defaults,
+    require_torch,
 )
-from tnsim.checkpoints.named_arrays import NamedArrays, to_numpy, valued
 from tnsim.checkpoints.norms import Normed
 from tnsim.checkpoints.rules import Rule
 from tnsim.checkpoints.state_dict import (
@@ -60,12 +56,12 @@ from tnsim.errors import (
     ModelError,
     TooLarge,
     UnsupportedLayer,
+    cause,
+    refusing,
 )
 from tnsim.models.arrays import numbers
-from tnsim.models.checks import check_length
 from tnsim.models.functions import array_of, is_random_in_training
-from tnsim.models.model import Model
-from tnsim.models.origin import Origin
+from tnsim.models.model import Model, Origin, check_length
 from tnsim.options import checked
 from tnsim.sessions import session
 

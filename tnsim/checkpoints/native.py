@@ -13,19 +13,30 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from tnsim.activations.activation import Activation, activation
-from tnsim.checkpoints.guard import refusing
-from tnsim.checkpoints.named_arrays import to_numpy
-from tnsim.errors import CheckpointError, ModelError, TnsimError, UnsupportedLayer, printable
+from tnsim.checkpoints.layer_rules import to_numpy
+from tnsim.errors import (
+    CheckpointError,
+    ModelError,
+    TnsimError,
+    UnsupportedLayer,
+    printable,
+    refusing,
+)
 from tnsim.files import Kind, replacing
-from tnsim.models.activated import Elementwise, Gated
 from tnsim.models.arrays import host_array, rename_errors
-from tnsim.models.attention import Attention
-from tnsim.models.checks import check_numbers, check_untraced
-from tnsim.models.layers import Bilinear, Linear, Multilinear, Residual, map_names
+from tnsim.models.layers import (
+    Attention,
+    Bilinear,
+    Elementwise,
+    Gated,
+    Layer,
+    Linear,
+    Multilinear,
+    Residual,
+    map_names,
+)
 from tnsim.models.matrices import Columns, SparseMatrix, bias_name
-from tnsim.models.model import Model
-from tnsim.models.origin import Origin
-from tnsim.models.protocol import Layer
+from tnsim.models.model import Model, Origin, check_numbers, check_untraced
 from tnsim.options import checked
 
 FORMAT = 1

@@ -19,10 +19,9 @@ from jaxtyping import Float
 
 from tnsim.errors import ModelError
 from tnsim.models.arrays import Array, add, host_array
-from tnsim.models.layers import Multilinear, Residual, map_names
+from tnsim.models.layers import Layer, Multilinear, Residual, map_names
 from tnsim.models.matrices import bias_name
 from tnsim.models.model import Model
-from tnsim.models.protocol import Layer
 
 
 class Norm(NamedTuple):

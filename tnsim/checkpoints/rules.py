@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self
 
 from tnsim.activations.activation import activation
 from tnsim.errors import CheckpointError, TnsimError, UnsupportedLayer
-from tnsim.models.attention import MASKS
+from tnsim.models.layers import MASKS
 
 PROJECTIONS = ("q1", "k1", "q2", "k2", "v", "o")
 SECOND_SCORE = ("q2", "k2")  # projections that linear attention lacks

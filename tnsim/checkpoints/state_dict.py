@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from tnsim.checkpoints import layer_rules
 from tnsim.checkpoints.dialects import PRESETS, Dialect, is_pattern
 from tnsim.checkpoints.formats import Stored
-from tnsim.checkpoints.named_arrays import KeysDiffer, NamedArrays, listing, to_numpy, valued
+from tnsim.checkpoints.layer_rules import KeysDiffer, NamedArrays, listing, to_numpy, valued
 from tnsim.checkpoints.norms import Normed, fold
 from tnsim.checkpoints.rules import Rule
 from tnsim.errors import (
@@ -40,10 +40,8 @@ from tnsim.errors import (
 )
 from tnsim.models.arrays import detached, rename_errors, requires_grad
 from tnsim.models.functions import input_rows
-from tnsim.models.layers import has_width
-from tnsim.models.model import Model
-from tnsim.models.origin import Origin
-from tnsim.models.protocol import Layer
+from tnsim.models.layers import Layer, has_width
+from tnsim.models.model import Model, Origin
 
 DEEPEST = 3  # levels of mappings inside one another that are searched for weights
 NORM = re.compile(

@@ -33,11 +33,11 @@ from tnsim.checkpoints.affine_values import (
     added,
     composed,
     joined_grids,
+    pattern_of,
     rerooted,
     side_by_side,
 )
 from tnsim.checkpoints.norms import Norm, Normed
-from tnsim.checkpoints.sparse_maps import pattern_of
 from tnsim.checkpoints.unit_rows import (
     Factor,
     Rows,
@@ -53,9 +53,8 @@ from tnsim.checkpoints.unit_rows import (
     written_out,
 )
 from tnsim.errors import TooLarge, UnsupportedLayer
-from tnsim.models.activated import Elementwise, Gated
 from tnsim.models.arrays import requires_grad
-from tnsim.models.layers import Bilinear, Linear, Multilinear, Residual
+from tnsim.models.layers import Bilinear, Elementwise, Gated, Linear, Multilinear, Residual
 from tnsim.models.matrices import SparseMatrix
 
 MIXED = (

@@ -12,8 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from tnsim.checkpoints.affine_values import Library
-from tnsim.checkpoints.sparse_maps import FEWEST, FILLED, LARGEST, check_stored, fixed
+from tnsim.checkpoints.affine_values import FEWEST, FILLED, LARGEST, Library, check_stored, fixed
 from tnsim.models.arrays import requires_grad
 from tnsim.models.matrices import Columns, SparseMatrix
 

@@ -41,10 +41,9 @@ from tnsim.tables import guarantee
 
 if TYPE_CHECKING:
     from tnsim.compare.estimates import Estimate
-    from tnsim.compare.monte_carlo import Check
     from tnsim.compare.numbers import Number
-    from tnsim.models.model import Model
-    from tnsim.models.origin import Origin
+    from tnsim.compare.similarity import Check
+    from tnsim.models.model import Model, Origin
 
 CHECKED = ("estimate", "standard_error", "deviation", "samples", "seed")
 
@@ -221,7 +220,7 @@ def _as_data(
 
 def _tier(estimate: Estimate) -> str | None:
     """The tier in which a plan of contractions runs; None where another route answers."""
-    from tnsim.engine.runtime.tiers import tier_in_use
+    from tnsim.engine.runtime.execution import tier_in_use
 
     return None if estimate.contraction is None else tier_in_use()
 
@@ -259,8 +258,7 @@ def inspect(
 
     Also names what reading it left out, and the types of the stored numbers.
     """
-    from tnsim.models.model import describe
-    from tnsim.models.origin import Origin
+    from tnsim.models.model import Origin, describe
 
     networks = networks_of(reading)
     found, dtypes = networks.stored(file)
@@ -414,7 +412,7 @@ def run(program: typer.Typer, name: str) -> None:
     warnings.showwarning = _warn
     if sys.stderr is None:  # closed by the parent process: messages go nowhere
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  open until the process ends
-    for slow in ("tnsim.engine.search.progress", "tnsim.problems.at_points", "tnsim.long_work"):
+    for slow in ("tnsim.engine.search.paths", "tnsim.problems.at_points", "tnsim.long_work"):
         logging.getLogger(slow).setLevel(logging.INFO)
         logging.getLogger(slow).addHandler(_Lines())
     try:

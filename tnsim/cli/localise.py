@@ -27,8 +27,7 @@ from tnsim.files import PNG
 
 if TYPE_CHECKING:
     from tnsim.localise.change import Change, ChangeSeries
-    from tnsim.localise.edges import Edges, EdgeSeries
-    from tnsim.localise.paths import Paths, PathSeries
+    from tnsim.localise.paths import Edges, EdgeSeries, Paths, PathSeries
 
 T = TypeVar("T")
 _MOST_INPUTS = 5

@@ -20,19 +20,19 @@ from typing import Any
 import numpy as np
 
 from tnsim.compare.estimates import Estimate, check_affordable
+from tnsim.compare.operands import in_units
 from tnsim.compare.request import InnerProducts, Question, Request, is_exact, smaller_share
-from tnsim.compare.resident import in_units
-from tnsim.engine.budget import Budget
-from tnsim.engine.ir.dtypes import ITEM_BYTES
+from tnsim.engine.ir.problem import ITEM_BYTES
+from tnsim.engine.planner import Budget
 from tnsim.long_work import announced
 from tnsim.metrics.metric import joins_whole_trees
 from tnsim.metrics.protocol import Metric
 from tnsim.models.model import AnyModel, Model, terms
 from tnsim.problems import features
 from tnsim.problems.features import FeatureSpace
+from tnsim.problems.layer_kinds import kinds, nonlinear
 from tnsim.problems.polynomial_space import polynomials
 from tnsim.problems.receptive_fields import receptive_fields
-from tnsim.problems.tensors.kinds import kinds, nonlinear
 from tnsim.problems.units import common_units
 from tnsim.scaled import ScaledSum, add, share_of_squares, taken, total
 

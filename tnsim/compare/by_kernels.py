@@ -18,21 +18,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from tnsim.compare.estimates import Estimate, check_affordable
-from tnsim.compare.request import CROSS, InnerProducts, Question, Request, is_exact, smaller_share
-from tnsim.compare.resident import content, total_bytes
-from tnsim.compare.sums_of_models import (
+from tnsim.compare.operands import (
     Places,
     SumOfModels,
     by_number,
+    content,
     mean_share,
     numbered_models,
     over_terms,
     pairs_of_models,
     scaled_sum,
+    total_bytes,
 )
-from tnsim.engine.budget import Budget
+from tnsim.compare.request import CROSS, InnerProducts, Question, Request, is_exact, smaller_share
 from tnsim.engine.costs import PROGRAM_BYTES
-from tnsim.engine.ir.dtypes import ITEM_BYTES
+from tnsim.engine.ir.problem import ITEM_BYTES
+from tnsim.engine.planner import Budget
 from tnsim.engine.runtime import execution
 from tnsim.errors import TooLarge, UnsupportedLayer
 from tnsim.long_work import announced
@@ -40,27 +41,30 @@ from tnsim.metrics.input_moments import marginals
 from tnsim.metrics.protocol import Metric
 from tnsim.models.arrays import weights_dtype
 from tnsim.models.model import AnyModel, Model, kept_with, terms
-from tnsim.models.powers import with_powers
+from tnsim.models.scaling import with_powers
 from tnsim.problems.hidden_units import (
     BY_DRAWS,
     MOST_PAIRED,
     hidden_units,
     small_differences,
 )
-from tnsim.problems.kernel_models import (
+from tnsim.problems.kernels import (
+    KERNEL_DTYPE,
+    Blocks,
     Meeting,
     PreparedModel,
+    blocks_at_numbers,
     host_sum,
     mean_part,
     meetings,
     product_of,
     roots_of,
     segment_sizes,
+    slope_bytes,
     under,
     units_under,
 )
-from tnsim.problems.kernels import KERNEL_DTYPE, Blocks, blocks_at_numbers, slope_bytes
-from tnsim.problems.tensors.kinds import kinds, nonlinear
+from tnsim.problems.layer_kinds import kinds, nonlinear
 from tnsim.scaled import ScaledSum, scaled_terms
 
 STARTING, _RATE = 0.06, 1e9

@@ -2,6 +2,8 @@
 
 A sum of models is expanded by bilinearity over its terms. Each pair of plain models has a plan,
 which runs once or, with a constant in an exact deep metric, at every moment node.
+
+Plans of inner products within a budget, for two models and a metric.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -19,47 +22,49 @@ import numpy as np
 
 from tnsim.compare.by_features import by_vectors
 from tnsim.compare.estimates import Estimate
-from tnsim.compare.planned import (
-    AROUND,
-    PREPARING,
-    affordable,
-    announced_plans,
-    plan_for,
-    runs_together,
-)
-from tnsim.compare.request import CROSS, SELF, InnerProducts, Question, Request, smaller_share
-from tnsim.compare.resident import content, in_units, placed_weights
-from tnsim.compare.sums_of_models import (
+from tnsim.compare.operands import (
     Places,
+    content,
+    in_units,
     mean_share,
     numbered_models,
     over_terms,
     pairs_of_models,
+    placed_weights,
     scaled_sum,
 )
+from tnsim.compare.request import CROSS, SELF, InnerProducts, Question, Request, smaller_share
 from tnsim.engine import precision
-from tnsim.engine.budget import Budget
 from tnsim.engine.costs import USUAL
-from tnsim.engine.ir.dtypes import ITEM_BYTES
+from tnsim.engine.ir.problem import ITEM_BYTES
 from tnsim.engine.plan import Plan
+from tnsim.engine.planner import LARGE, Budget, plan_problem, within
 from tnsim.engine.precision import Arithmetic, lost_half
 from tnsim.engine.runtime import execution
-from tnsim.engine.runtime.execution import Tier, fetched, fetched_at_all
-from tnsim.engine.runtime.tiers import USUAL_CORES, seconds_of, tier_in_use
+from tnsim.engine.runtime.devices import backend
+from tnsim.engine.runtime.execution import (
+    USUAL_CORES,
+    Tier,
+    fetched,
+    fetched_at_all,
+    seconds_of,
+    tier_in_use,
+)
+from tnsim.engine.search.paths import planning
 from tnsim.errors import TooLarge
+from tnsim.long_work import announced
 from tnsim.metrics.metric import is_expectation, joins_whole_trees
 from tnsim.metrics.orbits import expected_count
 from tnsim.metrics.protocol import Metric
 from tnsim.models.arrays import weights_dtype
+from tnsim.models.differences import constant
 from tnsim.models.model import AnyModel, Model, kept_with, terms, with_dense_matrices
-from tnsim.models.offsets import constant
 from tnsim.names import COVARIANCE, SIDES, Pair
 from tnsim.problems import features
-from tnsim.problems.base import Family, by_side, model_weights
 from tnsim.problems.diagrams import tree
-from tnsim.problems.families import choose
+from tnsim.problems.families import Family, by_side, choose, model_weights
+from tnsim.problems.layer_kinds import joined_levels, kinds, need_constant
 from tnsim.problems.polynomial_space import mean_output
-from tnsim.problems.tensors.kinds import joined_levels, kinds, need_constant
 from tnsim.problems.units import common_units
 from tnsim.problems.whole_tree import MAX_LEGS
 from tnsim.scaled import (
@@ -70,7 +75,88 @@ from tnsim.scaled import (
     magnified,
     times,
 )
-from tnsim.sessions import per_object_cache
+from tnsim.sessions import per_object_cache, session
+
+ADVICE = (
+    "use GaussianClosure() (an approximation beyond one nonlinear layer), smaller widths, shorter "
+    "sequences (n_ctx) or a larger tnsim.Budget"
+)
+"""Advice where a comparison is beyond its budget."""
+
+PREPARING, AROUND = 0.02, 1.5
+"""Seconds of writing models in units and of measuring how far sums cancel, and all time of a run as
+a multiple of its steps' time."""
+_BRIEF = 1e9  # multiplications that take no seconds
+_BUSY = {"cpu": 2**20, "gpu": 2**27}
+"""Multiplications of one operation that keep all of a device busy, by JAX's name of the device."""
+
+
+def plan_for(
+    family: Family,
+    pairs: tuple[Pair, ...],
+    slices: bool,
+    dtype: str,
+    large: int = LARGE,
+    limit: float = math.inf,
+) -> Plan:
+    """The plan of some inner products, the same object at every call in a session.
+
+    Args:
+        family: Way in which the models and the metric become a problem.
+        pairs: Inner products that are wanted.
+        slices: Whether outputs are told apart.
+        dtype: Precision of the computation.
+        large: Elements beyond which an intermediate is computed in chunks.
+        limit: Multiplications beyond which planning ends early, see `plan_problem`.
+
+    Raises:
+        BeyondLimit: The plan takes more multiplications than the limit.
+    """
+
+    def planned() -> Plan:
+        with planning(family.name):
+            problem = family.problem(pairs, slices)  # refuses trees of too many legs
+            # A plan with moment nodes runs once at each, and a budget counts all runs.
+            runs = len(family.nodes.points) if family.nodes else 1
+            return plan_problem(problem, family.name, family.exact, dtype, large, runs, limit)
+
+    # The limit ends a search and changes no plan.
+    return session().results.get((plan_for, family, pairs, slices, dtype, large), planned)
+
+
+def affordable(
+    family: Family, wanted: tuple[Pair, ...], slices: bool, dtype: str, budget: Budget
+) -> Plan:
+    """A plan of some inner products within the budget. Raises `TooLarge` where none fits."""
+    return within(budget, family.name, partial(plan_for, family, wanted, slices, dtype), ADVICE)
+
+
+def runs_together(plan: Plan, budget: Budget) -> bool:
+    """Whether the runs of a plan at all moment nodes become a single run on stacks of moments.
+
+    Small operations then take the time of a single node for all nodes (measured on four cores: 2.5
+    ms become 1.1 ms at width 8 and depth 2, 450 ms become 260 ms at width 6 and depth 3). An
+    operation that keeps the device busy by itself gains nothing, and XLA multiplies stacks of
+    matrices more slowly than matrices (4.6 s become 6.2 s at width 64 and depth 2). The stacks must
+    also fit into the budget's memory.
+    """
+    # The average operation of a run keeps the device busy by itself.
+    busy = _BUSY.get(backend(), _BUSY["gpu"])
+    if plan.multiplications > busy * plan.runs * plan.whole.length:
+        return False
+    # An upper bound: arrays that do not depend on the moment are shared by all runs.
+    together = plan.runs * plan.peak_bytes
+    return together <= budget.room(plan.program_bytes, together)
+
+
+def announced_plans(plans: Sequence[Plan]) -> AbstractContextManager[None]:
+    """Announce runs of plans that are expected to be long, each plan with all its runs."""
+    seconds = 0.0
+    if sum(plan.multiplications for plan in plans) > _BRIEF:
+        seconds = AROUND * sum(map(seconds_of, plans))
+    name = plans[0].metric if plans else ""
+    return announced(f"contractions of {name}", seconds)
+
 
 _SPARSE = (
     "; one or two layers of convolutions are compared as they are where pixels are independent, "

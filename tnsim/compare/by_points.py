@@ -28,19 +28,26 @@ from tnsim.compare.request import (
     smaller_share,
     summands,
 )
-from tnsim.engine.budget import Budget
+from tnsim.engine.planner import Budget
 from tnsim.errors import ModelError, TooLarge
-from tnsim.metrics.categorical import Categorical
+from tnsim.metrics.finite_measures import Categorical
+from tnsim.metrics.input_moments import gaussian_points, most_directions
 from tnsim.metrics.metric import Gaussian, joins_whole_trees
-from tnsim.metrics.points import Points, Reading, WeightedPoints
-from tnsim.metrics.protocol import FiniteMetric, Metric, adds_up, points_for
-from tnsim.metrics.quadrature import gaussian_points, most_directions
+from tnsim.metrics.protocol import (
+    FiniteMetric,
+    Metric,
+    Points,
+    Reading,
+    WeightedPoints,
+    adds_up,
+    points_for,
+)
 from tnsim.models.arrays import is_traced
 from tnsim.models.forward import directions, reading_layers
 from tnsim.models.model import AnyModel, Model
-from tnsim.problems import at_points, batches
+from tnsim.problems import at_points
 from tnsim.problems.families import has_plan
-from tnsim.problems.tensors.kinds import joined_levels, kinds
+from tnsim.problems.layer_kinds import joined_levels, kinds
 from tnsim.scaled import taken
 
 Rows: TypeAlias = Float[np.ndarray, "rows in"]
@@ -70,15 +77,15 @@ class AtPoints:
         """
         question, points = self.question, self.points
         models, metric = question.models, question.metric
-        passes = batches.work_of(models, points)
+        passes = at_points.work_of(models, points)
         outputs = 0  # the outputs of a plain function are not known before it runs
         if models:
             # Models that are compared have outputs of one shape, so any of them tells how many.
-            outputs = batches.outputs(models[-1].d_out, models[-1].n_ctx or 1, points)
+            outputs = at_points.outputs(models[-1].d_out, models[-1].n_ctx or 1, points)
         # The Gram matrix of outputs is symmetric: k (k + 1) / 2 products, each over all outputs.
         pairs = len(models) * (len(models) + 1) // 2
         passes = passes.and_products(pairs * outputs)
-        needed = batches.needs(models, points, question.dtype)
+        needed = at_points.needs(models, points, question.dtype)
         return Estimate(
             metric=metric.name,
             exact=is_exact(metric, models),
@@ -95,8 +102,10 @@ class AtPoints:
         """See `routes.Route`. A batch of a single point is to fit the memory."""
         question, points = self.question, self.points
         if estimate.multiplications <= budget.multiplications:
-            least = math.ceil(batches.needs(question.models, points, question.dtype).least)
-            batches.check_room(least, budget.room(0, least), f"forward passes of {estimate.metric}")
+            least = math.ceil(at_points.needs(question.models, points, question.dtype).least)
+            at_points.check_room(
+                least, budget.room(0, least), f"forward passes of {estimate.metric}"
+            )
             return
         advice, metric = "fewer inputs", question.metric
         if not adds_up(metric):
@@ -130,7 +139,7 @@ class AtPoints:
         if traced:
             # Batches follow no smaller budget: each becomes part of the caller's program.
             known = [part for _, part in (*one, *two)]
-            every = batches.all_points(known, points, dtype, Budget())
+            every = at_points.all_points(known, points, dtype, Budget())
             found = at_points.over_batches(one, two, every, slices, request.squared_norms)
             return InnerProducts(found, 0.0, True, str(found["AB"].mantissa.dtype), self.name)
         means = are_inputs(points, request.metric)

@@ -17,18 +17,17 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.compare.by_points import points_of
-from tnsim.compare.inner_products import inner_products
 from tnsim.compare.request import Request, estimated
-from tnsim.engine.budget import Budget
+from tnsim.compare.routes import inner_products
+from tnsim.engine.planner import Budget
 from tnsim.errors import ModelError, TnsimError
 from tnsim.metrics.metric import is_expectation
 from tnsim.metrics.protocol import Metric, adds_up
-from tnsim.models.checks import check_untraced
+from tnsim.models.differences import constant, less
 from tnsim.models.forward import outputs_on
 from tnsim.models.functions import Function, is_function, outputs_of
-from tnsim.models.model import Combination, Model
-from tnsim.models.offsets import constant, less
-from tnsim.problems.batches import all_points
+from tnsim.models.model import Combination, Model, check_untraced
+from tnsim.problems.at_points import all_points
 from tnsim.scaled import power
 
 _ROUNDING = 1e3

@@ -7,8 +7,8 @@ import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from tnsim.engine.budget import Budget
 from tnsim.engine.plan import Plan
+from tnsim.engine.planner import Budget
 from tnsim.engine.runtime.execution import Tier
 from tnsim.errors import TooLarge
 from tnsim.long_work import seconds_text

@@ -35,8 +35,7 @@ from tnsim.engine import precision
 from tnsim.engine.precision import Arithmetic
 from tnsim.errors import TnsimError
 from tnsim.metrics.protocol import Metric
-from tnsim.models.model import AnyModel, caveats, terms
-from tnsim.models.origin import warn_of_caveats
+from tnsim.models.model import AnyModel, caveats, terms, warn_of_caveats
 from tnsim.problems.at_points import Sums, over_groups
 from tnsim.scaled import LOG_2, Scaled, ScaledSum, beyond_float, log_abs, over_outputs, power
 from tnsim.tables import html_table

@@ -13,20 +13,19 @@ import numpy as np
 from jax.core import Tracer
 
 from tnsim.checkpoints.given import check_chooses, given_model
-from tnsim.compare.resident import is_known_constant
-from tnsim.engine.budget import Budget
+from tnsim.compare.operands import is_known_constant
+from tnsim.engine.planner import Budget
 from tnsim.errors import ModelError, UnsupportedLayer
-from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.estimate import estimate_of
+from tnsim.metrics.finite_measures import Empirical
 from tnsim.metrics.metric import Gaussian, as_metric
 from tnsim.metrics.protocol import Metric, adds_up
-from tnsim.models.checks import check_comparable, check_numbers
 from tnsim.models.functions import Function, is_function, is_module, loaded, refused_under
-from tnsim.models.model import AnyModel, Model, terms
+from tnsim.models.model import AnyModel, Model, check_comparable, check_numbers, terms
 from tnsim.names import Pair
 from tnsim.problems.at_points import Sums, Terms
 from tnsim.problems.hidden_units import has_kernels
-from tnsim.problems.tensors.kinds import kinds, nonlinear
+from tnsim.problems.layer_kinds import kinds, nonlinear
 from tnsim.scaled import ScaledSum
 
 log: logging.Logger = logging.getLogger(__name__)
@@ -264,7 +263,7 @@ def _input_shape(
         return known if n_ctx is None or len(known) == 2 else (n_ctx, *known)
     for model in map(loaded, models):
         if is_module(model):
-            from tnsim.checkpoints.module_examples import shape_of_inputs  # imports PyTorch
+            from tnsim.checkpoints.module_calls import shape_of_inputs
 
             return shape_of_inputs(model, n_ctx)
     raise ModelError(

@@ -40,31 +40,36 @@ from tnsim.activations.coefficients import coefficients
 from tnsim.checkpoints.given import given_model
 from tnsim.compare.by_points import reading_of
 from tnsim.errors import ModelError, UnsupportedLayer
-from tnsim.metrics.empirical import Empirical
-from tnsim.metrics.input_moments import marginals
+from tnsim.metrics.finite_measures import Empirical
+from tnsim.metrics.input_moments import gaussian_draws, marginals
 from tnsim.metrics.metric import Gaussian, GaussianClosure, as_metric
-from tnsim.metrics.points import CHUNK, Points, check_draws, draws
-from tnsim.metrics.protocol import Metric
-from tnsim.metrics.quadrature import gaussian_draws
-from tnsim.models.activated import Elementwise, Gated
+from tnsim.metrics.protocol import CHUNK, Metric, Points, check_draws, draws
 from tnsim.models.arrays import add, in_float64
-from tnsim.models.checks import Seed, check_numbers, check_untraced, seed_number
 from tnsim.models.components import with_core
 from tnsim.models.forward import plain_states
 from tnsim.models.layers import (
     Bilinear,
+    Elementwise,
+    Gated,
+    Layer,
     Linear,
     Multilinear,
     activation_of,
     innermost,
 )
-from tnsim.models.model import Model, with_dense_matrices
-from tnsim.models.origin import Origin
-from tnsim.models.protocol import Layer
+from tnsim.models.model import (
+    Model,
+    Origin,
+    Seed,
+    check_numbers,
+    check_untraced,
+    seed_number,
+    with_dense_matrices,
+)
 from tnsim.models.scaling import replaced
 from tnsim.options import checked
 from tnsim.problems.hidden_units import segments
-from tnsim.problems.tensors.affine import Affine, affine_of
+from tnsim.problems.layer_tensors import Affine, affine_of
 
 LARGEST_ERROR = 0.5
 """Largest relative error of a surrogate. Its angle bound is 30 degrees, and beyond it a few rare

@@ -28,8 +28,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from tnsim.engine.ir.matmul_form import host_product
-from tnsim.engine.ir.program import Labels, Operation, Program, n_iterations
-from tnsim.engine.ir.stages import Schedule, WholePlan
+from tnsim.engine.ir.program import Labels, Operation, Program, Schedule, WholePlan, n_iterations
 from tnsim.sessions import per_object_cache
 
 CACHED, WRITING = 2**20, 128

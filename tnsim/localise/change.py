@@ -29,21 +29,30 @@ from tnsim.checkpoints.given import folders_of_networks, is_path_or_paths, read_
 from tnsim.checkpoints.load import load
 from tnsim.compare.numbers import jackknife_error
 from tnsim.compare.request import Comparable, comparables, estimated, with_metric
-from tnsim.engine.budget import Budget
-from tnsim.engine.ir.dtypes import dtype_name
+from tnsim.engine.ir.problem import dtype_name
+from tnsim.engine.planner import Budget
 from tnsim.errors import CaveatWarning, ModelError, warn
 from tnsim.localise.change_of_functions import FunctionsExchanged, exchange_functions
 from tnsim.localise.change_of_weights import WeightsExchanged, exchange_weights, name_of
-from tnsim.localise.differences import by_input, directions
-from tnsim.localise.exchanges import TOTALS, Unchanged
+from tnsim.localise.differences import (
+    TOTALS,
+    Run,
+    Unchanged,
+    by_input,
+    checkpoints_of,
+    directions,
+    largest,
+    least_sure,
+    table_of_run,
+    text_of_run,
+)
 from tnsim.localise.grams import Setting
-from tnsim.localise.runs import Run, checkpoints_of, largest, least_sure, table_of_run, text_of_run
-from tnsim.metrics.empirical import Empirical
+from tnsim.metrics.finite_measures import Empirical
 from tnsim.metrics.metric import Gaussian, as_metric
 from tnsim.metrics.protocol import Metric
 from tnsim.models.components import GRANULARITIES
 from tnsim.models.functions import is_function, loaded
-from tnsim.models.origin import warn_of_caveats
+from tnsim.models.model import warn_of_caveats
 from tnsim.options import checked
 from tnsim.tables import guarantee, html_table
 

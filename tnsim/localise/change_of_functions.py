@@ -21,8 +21,7 @@ from tnsim.compare.request import is_exact
 from tnsim.engine import precision
 from tnsim.engine.precision import Arithmetic
 from tnsim.errors import ModelError, ResultError
-from tnsim.localise.differences import Batch
-from tnsim.localise.exchanges import Split, Unchanged
+from tnsim.localise.differences import Batch, Split, Unchanged
 from tnsim.localise.grams import NEAR, Setting, check_bilinear
 from tnsim.localise.slopes import (
     MOST_NODES,
@@ -35,10 +34,9 @@ from tnsim.localise.slopes import (
     rounding_error,
     slope,
 )
-from tnsim.metrics.empirical import Empirical
-from tnsim.metrics.points import Points
+from tnsim.metrics.finite_measures import Empirical
+from tnsim.metrics.protocol import Points
 from tnsim.models.arrays import as_array, in_float64
-from tnsim.models.checks import check_untraced
 from tnsim.models.components import (
     Component,
     basis_of_embedding,
@@ -52,7 +50,7 @@ from tnsim.models.components import (
 )
 from tnsim.models.differences import by_differences
 from tnsim.models.forward import outputs_on
-from tnsim.models.model import Model, caveats, with_dense_matrices
+from tnsim.models.model import Model, caveats, check_untraced, with_dense_matrices
 
 _SAMPLED = 32
 """Most values of a polynomial from which all others are made."""

@@ -33,8 +33,7 @@ from tnsim.compare.by_points import points_of
 from tnsim.compare.request import check_comparison
 from tnsim.engine.runtime import execution
 from tnsim.errors import CaveatWarning, ModelError, ResultError, TnsimError, TooLarge
-from tnsim.localise.differences import Batch
-from tnsim.localise.exchanges import Split, Unchanged
+from tnsim.localise.differences import Batch, Split, Unchanged
 from tnsim.localise.grams import Setting, one_less_cosine
 from tnsim.localise.switched_weights import (
     Between,
@@ -44,15 +43,14 @@ from tnsim.localise.switched_weights import (
     more_than_weights,
     switched_network,
 )
-from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.estimate import GaussianEstimate
-from tnsim.metrics.points import WeightedPoints
+from tnsim.metrics.finite_measures import Empirical
+from tnsim.metrics.protocol import WeightedPoints
 from tnsim.models.arrays import is_count
-from tnsim.models.checks import check_untraced
 from tnsim.models.forward import outputs_on
 from tnsim.models.functions import is_function
-from tnsim.models.model import Model, caveats, with_dense_matrices
-from tnsim.problems.batches import BATCH_BYTES, groups
+from tnsim.models.model import Model, caveats, check_untraced, with_dense_matrices
+from tnsim.problems.at_points import BATCH_BYTES, groups
 
 GROUPINGS = ("module", "block", "parameter")
 """Values of `by` that group weights."""

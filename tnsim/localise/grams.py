@@ -18,18 +18,17 @@ from jaxtyping import Float
 
 from tnsim.all_pairs.run import pairwise
 from tnsim.compare.by_points import AtPoints
-from tnsim.compare.inner_products import inner_products
 from tnsim.compare.numbers import without_each
 from tnsim.compare.request import CROSS, Question, Request, check_comparison
-from tnsim.compare.routes import cheapest
+from tnsim.compare.routes import cheapest, inner_products
 from tnsim.compare.similarity import inner, similarity
 from tnsim.errors import CaveatWarning, DuplicateWarning, ModelError
 from tnsim.metrics.metric import GaussianClosure
-from tnsim.metrics.points import Points
+from tnsim.metrics.protocol import Points
 from tnsim.models.model import AnyModel, Model
 from tnsim.problems import at_points
 from tnsim.problems.conditioning import amplification, cancellation_at
-from tnsim.problems.tensors.kinds import kinds
+from tnsim.problems.layer_kinds import kinds
 from tnsim.scaled import LOG_2, Scaled, ScaledSum, power
 
 NEAR = 1e-4

@@ -39,11 +39,10 @@ from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.compiling import compiler_options
 from tnsim.errors import TnsimError, TooLarge
 from tnsim.localise.grams import Setting, along_plans
-from tnsim.metrics.points import Points, WeightedPoints
-from tnsim.metrics.protocol import Metric
+from tnsim.metrics.protocol import Metric, Points, WeightedPoints
 from tnsim.models.forward import check_inputs, is_tokens, plain_forward
 from tnsim.models.model import Combination, Model, terms
-from tnsim.problems import batches
+from tnsim.problems import at_points
 from tnsim.problems.conditioning import fits_float32
 from tnsim.problems.features import common_space
 from tnsim.scaled import power
@@ -332,13 +331,13 @@ def _point_stacks(
     assert points is not None  # as there are blocks of points
     for model in every:
         check_inputs(model, points.block(0, 1).inputs)
-    bounds = batches.groups(points)
+    bounds = at_points.groups(points)
     largest = max(stop - start for start, stop in bounds)
     # The way back keeps the states behind every layer: each model counts once for each of its
     # layers.
     deep = [model for model in every for _ in model.layers]
-    size = batches.batch_size(deep, points, largest, setting.dtype, setting.budget)
-    each = batches.needs(deep, points, setting.dtype).each
+    size = at_points.batch_size(deep, points, largest, setting.dtype, setting.budget)
+    each = at_points.needs(deep, points, setting.dtype).each
     together = max(1, min(count, int(_IN_CACHE / each)))
     if not points.continuations:
         # Even blocks, as large as a cache and the memory hold.
@@ -358,13 +357,13 @@ def _stacks(
     blocks: list[WeightedPoints] = []
     room = 0
     for number, (start, stop) in enumerate(bounds):
-        for batch in batches.in_batches(points, start, stop, size):
+        for batch in at_points.in_batches(points, start, stop, size):
             groups.append(number)
             inputs = batch.inputs if is_tokens(batch.inputs) else batch.inputs.astype(dtype)
             blocks.append(batch._replace(inputs=inputs))
             if not room:
                 leaves = jax.tree.leaves(blocks[0])
-                room = max(1, batches.BATCH_BYTES // sum(x.nbytes for x in leaves))
+                room = max(1, at_points.BATCH_BYTES // sum(x.nbytes for x in leaves))
                 room = 1 if points.continuations else room
             if len(blocks) == room:
                 yield _stacked_blocks(groups, blocks)

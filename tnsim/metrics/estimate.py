@@ -22,10 +22,10 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.errors import ModelError
-from tnsim.metrics.empirical import Empirical, RowsOnDemand
+from tnsim.metrics.finite_measures import Empirical, RowsOnDemand
+from tnsim.metrics.input_moments import normal_map
 from tnsim.metrics.metric import Gaussian
-from tnsim.metrics.points import Points, Reading
-from tnsim.metrics.quadrature import normal_map
+from tnsim.metrics.protocol import Points, Reading
 from tnsim.models.arrays import pytree
 
 REPLICATES = 16

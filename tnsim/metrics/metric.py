@@ -29,9 +29,9 @@ from numbers import Integral
 from typing import Any, cast
 
 from tnsim.errors import ModelError, TooLarge
-from tnsim.metrics.categorical import Categorical
+from tnsim.metrics.finite_measures import Categorical
 from tnsim.metrics.input_moments import GaussianMoments
-from tnsim.metrics.pairings import PairingRule
+from tnsim.metrics.orbits import PairingRule
 from tnsim.metrics.protocol import LayerwiseMetric, Metric, adds_up, joins_layers
 from tnsim.models.arrays import pytree
 from tnsim.options import checked

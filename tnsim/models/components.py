@@ -30,12 +30,13 @@ from jax.core import Tracer
 from jaxtyping import Float
 
 from tnsim.errors import ModelError, UnsupportedLayer
-from tnsim.models.activated import Elementwise, Gated
 from tnsim.models.arrays import Array, as_array, in_float64, is_traced
-from tnsim.models.attention import Attention
-from tnsim.models.checks import check_comparable, check_numbers
 from tnsim.models.forward import Prefixes, embedded, hidden_values, outputs_of_layer
 from tnsim.models.layers import (
+    Attention,
+    Elementwise,
+    Gated,
+    Layer,
     Linear,
     Residual,
     activation_of,
@@ -44,8 +45,7 @@ from tnsim.models.layers import (
     residual_rule,
 )
 from tnsim.models.matrices import affine, bias_name, written_out
-from tnsim.models.model import Model
-from tnsim.models.protocol import Layer
+from tnsim.models.model import Model, check_comparable, check_numbers
 from tnsim.models.scaling import replaced
 from tnsim.options import checked
 from tnsim.scaled import library

@@ -42,11 +42,19 @@ from jaxtyping import Float, Int
 
 from tnsim.errors import ModelError
 from tnsim.models.arrays import Array, add
-from tnsim.models.attention import Attention, rotated
-from tnsim.models.layers import Linear, Residual, activation_of, affine_maps, innermost, map_names
+from tnsim.models.layers import (
+    Attention,
+    Layer,
+    Linear,
+    Residual,
+    activation_of,
+    affine_maps,
+    innermost,
+    map_names,
+    rotated,
+)
 from tnsim.models.matrices import affine, bias_name, is_sparse
 from tnsim.models.model import Model
-from tnsim.models.protocol import Layer
 from tnsim.models.scaling import Unit, replaced, scaled
 from tnsim.scaled import Scaled, larger, library, not_differentiated, shifted, split
 

@@ -60,8 +60,8 @@ from tnsim.engine.ir.problem import Merge, Operand
 from tnsim.metrics.input_moments import InputKind
 from tnsim.metrics.orbits import Diagram, Edge, Tree
 from tnsim.names import COVARIANCE, DENSE, SLOTS, TRACE, Pair, Side, Slot
-from tnsim.problems.tensors.kinds import Kinds, LayerKind
-from tnsim.problems.tensors.lifted import symmetric_shapes
+from tnsim.problems.layer_kinds import Kinds, LayerKind
+from tnsim.problems.layer_tensors import symmetric_shapes
 
 OUTPUT_INDEX = "k"
 """Index of the models' common output coordinate; flattened, for sequences."""
@@ -322,7 +322,7 @@ def write(
         A bilinear layer with itself, both legs across: E = sum_hg K[h, g] G[h, g] G[h, g].
 
         >>> from tnsim.metrics.input_moments import InputKind
-        >>> from tnsim.problems.tensors.kinds import LayerKind
+        >>> from tnsim.problems.layer_kinds import LayerKind
         >>> kind = LayerKind("Bilinear", ("LEFT", "RIGHT"), "DOWN", d_in=2, d_out=2, rank=5)
         >>> parts = TreeOperands({"A": (kind,)}, InputKind(True, "identity"), False, 1)
         >>> across = Diagram(2, ((0, 1), (0, 1)))

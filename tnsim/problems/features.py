@@ -27,16 +27,15 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.engine.runtime import execution
-from tnsim.engine.runtime.devices import processors, replicated, spread
-from tnsim.engine.runtime.threads import one_blas_thread, shared
-from tnsim.metrics.pairings import PairingRule
+from tnsim.engine.runtime.devices import one_blas_thread, processors, replicated, shared, spread
+from tnsim.metrics.orbits import PairingRule
 from tnsim.metrics.protocol import Metric
 from tnsim.models.arrays import digest_of, in_float64
 from tnsim.models.model import Model, kept_with
+from tnsim.problems.layer_kinds import Kinds, kinds
+from tnsim.problems.layer_tensors import arrays
 from tnsim.problems.polynomial_space import merged_layers, polynomials, rule_of_one_layer
 from tnsim.problems.receptive_fields import receptive_fields
-from tnsim.problems.tensors.kinds import Kinds, kinds
-from tnsim.problems.tensors.lifted import arrays
 from tnsim.problems.units import ScaledModel
 from tnsim.scaled import (
     SMALLEST,
@@ -197,7 +196,7 @@ def spaces(
 
     Example:
         >>> import numpy as np, tnsim
-        >>> from tnsim.problems.tensors.kinds import kinds
+        >>> from tnsim.problems.layer_kinds import kinds
         >>> square = tnsim.Bilinear(*[np.eye(2)] * 3)
         >>> deep = tnsim.Model([square, square])
         >>> [space.length for space in spaces([kinds(deep)], tnsim.Gaussian())]

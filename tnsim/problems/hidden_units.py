@@ -24,7 +24,7 @@ from jaxtyping import Float
 
 from tnsim.activations.activation import Activation, derivative
 from tnsim.activations.activation import power as power_of
-from tnsim.activations.gated import check_gate
+from tnsim.activations.kernels import check_gate
 from tnsim.errors import OWN_ACTIVATION, UnsupportedLayer
 from tnsim.metrics.metric import Gaussian, GaussianClosure
 from tnsim.metrics.protocol import Metric, adds_up
@@ -33,8 +33,8 @@ from tnsim.models.differences import largest_change, regrouped
 from tnsim.models.layers import activation_of, map_names, residual_rule
 from tnsim.models.matrices import bias_name, written_out
 from tnsim.models.model import Model
-from tnsim.problems.tensors.affine import Affine, affine_of, product
-from tnsim.problems.tensors.kinds import core_of, kinds, nonlinear
+from tnsim.problems.layer_kinds import core_of, kinds, nonlinear
+from tnsim.problems.layer_tensors import Affine, affine_of, product
 from tnsim.scaled import library
 
 MOST_PAIRED = 4

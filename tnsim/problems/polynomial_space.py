@@ -40,13 +40,13 @@ from jaxtyping import Float
 
 from tnsim.metrics.input_moments import GaussianMoments, check_coordinates, root_of
 from tnsim.metrics.metric import Gaussian, Symmetric, layer_by_layer
-from tnsim.metrics.pairings import PairingRule
+from tnsim.metrics.orbits import PairingRule
 from tnsim.metrics.protocol import Metric, adds_up
 from tnsim.models.model import Model
 from tnsim.names import DOWN, SKIP, UNIT, WEIGHT
-from tnsim.problems.tensors import packed
-from tnsim.problems.tensors.kinds import Kinds, kinds, need_constant, nonlinear
-from tnsim.problems.tensors.lifted import arrays
+from tnsim.problems import packed
+from tnsim.problems.layer_kinds import Kinds, kinds, need_constant, nonlinear
+from tnsim.problems.layer_tensors import arrays
 from tnsim.sessions import session_cache
 
 Series: TypeAlias = dict[int, Any]

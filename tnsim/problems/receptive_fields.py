@@ -27,12 +27,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from tnsim.metrics.pairings import PairingRule
+from tnsim.metrics.orbits import PairingRule
 from tnsim.metrics.protocol import Metric
 from tnsim.models.arrays import digest_of, in_float64
 from tnsim.models.layers import affine_maps, residual_rule
 from tnsim.models.matrices import MOST_DENSE, Columns, SparseMatrix, bias_name
 from tnsim.models.model import Model
+from tnsim.problems import packed
+from tnsim.problems.layer_kinds import Kinds, LayerKind, core_of, kinds, need_constant
+from tnsim.problems.layer_tensors import Affine, shapes
 from tnsim.problems.polynomial_space import (
     Series,
     basis_norms,
@@ -46,10 +49,6 @@ from tnsim.problems.polynomial_space import (
     rule_of,
     whole,
 )
-from tnsim.problems.tensors import packed
-from tnsim.problems.tensors.affine import Affine
-from tnsim.problems.tensors.kinds import Kinds, LayerKind, core_of, kinds, need_constant
-from tnsim.problems.tensors.lifted import shapes
 from tnsim.sessions import session, session_cache
 
 _LARGEST = 2**26

@@ -65,7 +65,7 @@ from tnsim.engine.ir.problem import (
     prune,
     renamed,
 )
-from tnsim.engine.search.canonical import Tensor, canonical
+from tnsim.engine.search.sharing import Tensor, canonical
 from tnsim.errors import ModelError, TooLarge
 from tnsim.metrics.input_moments import InputKind
 from tnsim.metrics.orbits import Edge, Tree, automorphisms, diagrams
@@ -109,8 +109,8 @@ from tnsim.problems.diagrams import (
     write,
     write_over_upper,
 )
-from tnsim.problems.tensors.kinds import Kinds
-from tnsim.problems.tensors.lifted import symmetric_shapes
+from tnsim.problems.layer_kinds import Kinds
+from tnsim.problems.layer_tensors import symmetric_shapes
 
 MAX_ELEMENTS = 2**27
 """Largest number of entries of W; larger models are contracted through hidden units alone."""

@@ -20,10 +20,10 @@ from tnsim.checkpoints.given import given_model, is_path_or_paths
 from tnsim.checkpoints.module_calls import outside_compiler, require_torch
 from tnsim.checkpoints.modules import Declared
 from tnsim.compare.request import Request, comparables, estimated, may_estimate
-from tnsim.engine.budget import Budget
-from tnsim.engine.ir.dtypes import dtype_name
+from tnsim.engine.ir.problem import dtype_name
+from tnsim.engine.planner import Budget
 from tnsim.errors import UnsupportedLayer
-from tnsim.metrics.empirical import Empirical
+from tnsim.metrics.finite_measures import Empirical
 from tnsim.metrics.metric import Gaussian, as_metric
 from tnsim.metrics.protocol import Metric
 from tnsim.models.arrays import numbers
@@ -115,8 +115,7 @@ def similarity(
     require_torch()
     metric = as_metric(metric)
     request = Request(metric, dtype_name(dtype), budget, squared_norms=True, centred=centred)
-    from tnsim.torch.autograd import compared
-    from tnsim.torch.outputs import compared_on_inputs
+    from tnsim.torch.autograd import compared, compared_on_inputs
 
     if may_estimate(metric):
         try:
@@ -171,6 +170,6 @@ def from_module(
         >>> tnsim.torch.from_module(net).layers[0].weight is net.weight
         True
     """
-    from tnsim.torch.models import model_of
+    from tnsim.torch.autograd import model_of
 
     return model_of(module, layers, n_ctx, inputs)

@@ -27,16 +27,16 @@ from tnsim.checkpoints.module_calls import copy_of, diverged
 from tnsim.compare.centred import without_mean
 from tnsim.compare.request import estimated, may_estimate
 from tnsim.compare.similarity import similarity
-from tnsim.engine.ir.dtypes import dtype_name
+from tnsim.engine.ir.problem import dtype_name
 from tnsim.errors import CaveatWarning, MissingExtra, ModelError, UnsupportedLayer, warn
 from tnsim.localise.change import moved_by
-from tnsim.localise.exchanges import Unchanged
-from tnsim.metrics.empirical import Empirical
+from tnsim.localise.differences import Unchanged
+from tnsim.metrics.finite_measures import Empirical
 from tnsim.metrics.metric import Gaussian, as_metric
 from tnsim.metrics.protocol import Metric
 from tnsim.models.arrays import is_count
-from tnsim.models.checks import check_length
 from tnsim.models.functions import is_module
+from tnsim.models.model import check_length
 from tnsim.options import checked
 
 if TYPE_CHECKING:

@@ -28,9 +28,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tnsim.engine.ir.dtypes import ALL_DTYPES
-from tnsim.engine.ir.program import Operation, Program
-from tnsim.engine.ir.stages import Schedule
+from tnsim.engine.ir.problem import ALL_DTYPES
+from tnsim.engine.ir.program import Operation, Program, Schedule
 from tnsim.errors import CheckpointError
 
 DIGEST = "digest"

@@ -47,8 +47,8 @@ from jax.experimental import serialize_executable
 from jax.stages import Compiled
 
 from tnsim.engine.disk_cache import cache_folder, digest, own_bytes, put
+from tnsim.engine.runtime.binding import Run, Stacked
 from tnsim.engine.runtime.devices import backend, processors
-from tnsim.engine.runtime.stacking import Run, Stacked
 from tnsim.sessions import session
 
 MAX_BYTES = 2**28  # limit of one file; the longest compiled programs take 2**24

@@ -34,7 +34,7 @@ import numpy as np
 
 from tnsim.engine import costs
 from tnsim.engine.costs import Memory
-from tnsim.engine.ir.dtypes import ITEM_BYTES
+from tnsim.engine.ir.problem import ITEM_BYTES
 from tnsim.engine.ir.program import Labels, Operation, Program, n_iterations
 from tnsim.engine.plan import Plan
 from tnsim.engine.runtime import execution
@@ -43,6 +43,7 @@ from tnsim.engine.runtime.binding import (
     Bound,
     Call,
     Function,
+    Run,
     Sizes,
     bind,
     operation_function,
@@ -50,14 +51,12 @@ from tnsim.engine.runtime.binding import (
     part,
     place,
     prepared,
+    stacked_stages,
     turn_indices,
 )
 from tnsim.engine.runtime.compiling import Wanted, ready
-from tnsim.engine.runtime.devices import processors
-from tnsim.engine.runtime.execution import Result
-from tnsim.engine.runtime.stacking import Run, stacked_stages
-from tnsim.engine.runtime.threads import one_blas_thread, shared
-from tnsim.engine.runtime.tiers import tier_in_use
+from tnsim.engine.runtime.devices import one_blas_thread, processors, shared
+from tnsim.engine.runtime.execution import Result, tier_in_use
 from tnsim.scaled import shifted
 from tnsim.sessions import per_object_cache, session
 

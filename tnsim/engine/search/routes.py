@@ -21,8 +21,7 @@ from tnsim.engine.ir.problem import Definition, Stage, Term
 from tnsim.engine.ir.program import Operation
 from tnsim.engine.search import paths
 from tnsim.engine.search.paths import Path, Route
-from tnsim.engine.search.sharing import Builder, Label, Use, WeightedValue, price, program_of
-from tnsim.engine.search.sums import total
+from tnsim.engine.search.sharing import Builder, Label, Use, WeightedValue, price, program_of, total
 from tnsim.errors import TooLarge
 
 Structure = tuple[tuple[tuple[int, ...], ...], tuple[int, ...], tuple[tuple[int, int], ...]]

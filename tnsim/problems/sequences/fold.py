@@ -44,7 +44,7 @@ from tnsim.engine.ir.problem import (
 )
 from tnsim.errors import ModelError
 from tnsim.metrics.input_moments import SequenceInputs
-from tnsim.metrics.pairings import PairingRule
+from tnsim.metrics.orbits import PairingRule
 from tnsim.names import (
     COVARIANCE,
     IDENTITY,
@@ -57,19 +57,25 @@ from tnsim.names import (
     Pair,
     Side,
 )
-from tnsim.problems.alignment import align
-from tnsim.problems.sequences.bra_ket import COVARIANCE_AXES, MEAN_AXES, LayerStep, Moment, States
-from tnsim.problems.sequences.coincidences import position_shape
-from tnsim.problems.sequences.joining_rules import MetricRules, rules_of
+from tnsim.problems.layer_kinds import Kinds, LayerKind, align
+from tnsim.problems.layer_tensors import sequence_shapes
+from tnsim.problems.sequences.expansions import position_shape
 from tnsim.problems.sequences.moments import (
     OutputMean,
     covariance_stage,
     inner_product,
     output_mean,
 )
-from tnsim.problems.sequences.notation import Product
-from tnsim.problems.tensors.kinds import Kinds, LayerKind
-from tnsim.problems.tensors.positional import sequence_shapes
+from tnsim.problems.sequences.notation import (
+    COVARIANCE_AXES,
+    MEAN_AXES,
+    LayerStep,
+    MetricRules,
+    Moment,
+    Product,
+    States,
+    rules_of,
+)
 
 Powers = tuple[tuple[str, int], ...]
 Layers = dict[Side, int | None]

@@ -33,20 +33,22 @@ from __future__ import annotations
 
 from tnsim.engine.ir.problem import Operand, StageBuilder, renamed
 from tnsim.names import SLOTS, STREAM, Slot, bias_of
-from tnsim.problems.sequences.bra_ket import BraKet, stream
-from tnsim.problems.sequences.joining_rules import Matching, matchings
 from tnsim.problems.sequences.notation import (
     FIRST,
     HEAD,
     OTHER,
     OUTPUT_END,
     SECOND,
+    BraKet,
     Leg,
+    Matching,
     Product,
     Summand,
     in_order,
     indices_of,
+    matchings,
     spread,
+    stream,
 )
 
 _EXCHANGED = {FIRST: SECOND, SECOND: FIRST}

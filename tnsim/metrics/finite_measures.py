@@ -1,4 +1,10 @@
-"""The metric of independent coordinates of any distribution, a finite measure.
+"""The metric of a user's own inputs, a finite measure.
+
+Inputs are an array in memory or a file; of a file only the rows of the current batch are read.
+
+The metric of sequences of independent tokens, a finite measure.
+
+The metric of independent coordinates of any distribution, a finite measure.
 
 A Gauss rule with n nodes has the moments 0 to 2n - 1 of its distribution, so it gives the exact
 means of polynomials up to degree 2n - 1. A distribution given by moments m_k goes through
@@ -12,21 +18,424 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Float
 
-from tnsim.errors import ModelError, PrecisionWarning, warn
-from tnsim.metrics.points import Points, Reading, Rule, check_draws, draws, mapped, product_rule
-from tnsim.metrics.quadrature import gauss_rule, hermite_rule
-from tnsim.models.arrays import host_array, pytree
-from tnsim.models.checks import Seed, seed_number
+from tnsim.errors import ModelError, PrecisionWarning, in_one_line, printable, warn
+from tnsim.metrics import protocol
+from tnsim.metrics.input_moments import GaussianMoments, gauss_rule, gaussian_draws, hermite_rule
+from tnsim.metrics.protocol import (
+    Metric,
+    Points,
+    Reading,
+    Rule,
+    WeightedPoints,
+    check_draws,
+    draws,
+    mapped,
+    product_rule,
+)
+from tnsim.models.arrays import Array, as_array, host_array, in_float64, is_traced, pytree
+from tnsim.models.functions import input_rows
+from tnsim.models.model import Seed, seed_number
 from tnsim.options import checked, shown
+
+
+class RowsOnDemand:
+    """Inputs in the form of an array, of which rows are made where they are asked for.
+
+    Attributes:
+        shape: Shape of the array, the number of rows first.
+        dtype: Type of its numbers.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        raise NotImplementedError
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self[:], dtype)
+
+
+class StoredInputs(RowsOnDemand):
+    """The rows of a tensor in a safetensors file, read on demand.
+
+    Args:
+        path: Path of the file, which holds a single tensor or a tensor called `inputs`.
+
+    Raises:
+        ModelError: The file holds neither.
+    """
+
+    def __init__(self, path: Path) -> None:
+        from safetensors import safe_open
+
+        self.path = path.absolute()  # other processes may have another working directory
+        # The file is opened anew for every block, so that the metric can be sent to other
+        # processes.
+        with safe_open(path, framework="numpy") as file:
+            names = list(file.keys())
+            self._name = names[0] if len(names) == 1 else "inputs"
+            if self._name not in names:
+                raise ModelError(
+                    f"{path} holds {len(names)} tensors and none called 'inputs': "
+                    "name the inputs so, or save them alone"
+                )
+            part = file.get_slice(self._name)
+            self.shape = tuple(part.get_shape())
+            # An empty slice tells the dtype of NumPy without reading a row.
+            self.dtype = part[:0].dtype
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        from safetensors import safe_open
+
+        with safe_open(self.path, framework="numpy") as file:
+            return file.get_slice(self._name)[rows]
+
+
+def rows_of(inputs: Any) -> Any:
+    """Open inputs as an array, or as an object with a shape, a dtype and readable rows.
+
+    Args:
+        inputs: An array or tensor, a loader of batches, a mapping as tokenizers give, or the path
+            of a `.npy` or `.safetensors` file.
+
+    Returns:
+        A NumPy array (memory-mapped for a `.npy` file), or `StoredInputs`.
+
+    Raises:
+        ModelError: There is no such file, or the file has another format.
+
+    Example:
+        >>> rows_of([[1.0, 2.0]]).shape
+        (1, 2)
+    """
+    if not isinstance(inputs, str | os.PathLike):
+        return host_array(input_rows(inputs))
+    path = Path(inputs)
+    if path.suffix not in (".npy", ".safetensors"):
+        raise ModelError(f"inputs are read from .npy and .safetensors files, found {path}")
+    if not os.path.isfile(path):  # noqa: PTH113  (False for names that no file can have)
+        raise ModelError(printable(f"{path}: no such file of inputs"))
+    if path.suffix == ".safetensors":
+        return _opened_file(path, StoredInputs)
+    return _opened_file(path, lambda path: np.load(path, mmap_mode="r", allow_pickle=False))
+
+
+def _opened_file(path: Path, reader: Any) -> Any:
+    try:
+        return reader(path)
+    except ModelError:
+        # Messages of this package name the file already.
+        raise
+    except Exception as error:
+        raise ModelError(f"{path}: not a readable file of inputs: {in_one_line(error)}") from None
+
+
+@checked
+@pytree
+@dataclass(frozen=True, eq=False)
+class Empirical:
+    """`sum_i w_i <A(x_i), B(x_i)>` over inputs of your own: exact for the sample, at any depth.
+
+    Every model runs once over the inputs, in batches, so it need not be a polynomial: a plain
+    function or a PyTorch module can stand in the place of either model. A result has a standard
+    error as an estimate for the distribution that the inputs were drawn from.
+
+    Args:
+        inputs: Vectors (n, d), sequences of vectors (n, n_ctx, d), token ids, integers (n, n_ctx),
+            or floats of any other shape (n, ...) such as images, which models read as vectors: an
+            array of NumPy, JAX or PyTorch, or the path of a `.npy` or `.safetensors` file, of which
+            only the rows of a batch are in memory.
+        weights: Weights (n,), at least 0, which are divided by their sum; None for equal weights.
+        output: Name of the output that is compared, where functions or modules give several, such
+            as "last_hidden_state", or its place in a tuple. None for `logits`, else
+            `last_hidden_state`, else the single or the first output.
+
+    Raises:
+        ModelError: The inputs have another form, or the weights do not fit.
+
+    Example:
+        On the inputs 1 and 2, the mean of `x * x^2`.
+
+        >>> import tnsim
+        >>> line = tnsim.Model([tnsim.Linear([[1.0]])])
+        >>> square = tnsim.Model([tnsim.Bilinear([[1.0]], [[1.0]], [[1.0]])])
+        >>> float(tnsim.inner(line, square, tnsim.Empirical([[1.0], [2.0]])))
+        4.5
+
+    Source:
+        Paper, section 2.2, with `Lambda = sum_i w_i x_i (x) ... (x) x_i`.
+    """
+
+    inputs: Any
+    weights: Float[Array, " n"] | None = None
+    output: str | int | None = field(default=None, metadata={"static": True})
+    name = "empirical"
+    pairs_within_model = True
+
+    def __post_init__(self) -> None:
+        # A trace would keep the data as a constant of the compiled program.
+        if is_traced((self.inputs, self.weights)):
+            raise ModelError(
+                "inputs of Empirical and their weights are data, found traced arrays: make the "
+                "metric outside the JAX trace; weights of models may be traced"
+            )
+        inputs = rows_of(self.inputs)
+        # Integers are token ids; pixels are floats.
+        tokens = inputs.dtype.kind in "iu"
+        fits = inputs.ndim == 2 or (inputs.ndim > 2 and not tokens)
+        if inputs.dtype.kind not in "iuf" or not fits or 0 in inputs.shape:
+            pixels = "; pixels become floats by inputs / 255" if tokens and inputs.ndim > 2 else ""
+            raise ModelError(
+                "inputs are floats (n, d), (n, n_ctx, d) or (n, ...), or integers (n, n_ctx), "
+                f"token ids; found {inputs.dtype} of shape {tuple(inputs.shape)}{pixels}"
+            )
+        object.__setattr__(self, "inputs", inputs)
+        if self.weights is not None:
+            weights = np.array(host_array(self.weights))  # always a copy
+            if weights.dtype.kind not in "biuf":
+                raise ModelError(f"weights are numbers, found {shown(self.weights)}")
+            weights = weights.astype(np.float64)
+            _check_weights(weights, len(inputs))
+            object.__setattr__(self, "weights", weights)
+
+    @classmethod
+    @checked
+    def normal(
+        cls, mean: Any = None, cov: Any = None, samples: int = 65536, *, seed: Seed = 0
+    ) -> Empirical:
+        """Draws from N(mean, cov), for models that `Gaussian` has no closed form of.
+
+        Similarities are estimates of those under `Gaussian(mean, cov)`, with a standard error.
+
+        Args:
+            mean: Mean (d,), for sequences (n_ctx, d); None for zero.
+            cov: Covariance (d, d), its diagonal (d,), or None for the identity, of every position
+                alike.
+            samples: Number of draws, at least 2, which are all kept in memory.
+            seed: Seed of the draws: a number, a NumPy generator or a JAX key.
+
+        Returns:
+            The metric with inputs (samples, d), or (samples, n_ctx, d), float64.
+
+        Raises:
+            ModelError: Neither moment is given, the moments do not fit each other, or there are too
+                few samples.
+
+        Example:
+            >>> Empirical.normal(mean=[3.0], samples=1000).inputs.mean().round(1)
+            np.float64(3.0)
+        """
+        # Making the moments checks that the mean fits the covariance.
+        moments = GaussianMoments(mean, cov)
+        known = moments.cov if moments.mean is None else moments.mean
+        if known is None:
+            raise ModelError("draws from N(mean, cov) need a mean or a covariance, for their width")
+        check_draws(samples)
+        number = seed_number(seed, "the seed of samples")
+        n_ctx = known.shape[0] if moments.mean is not None and known.ndim == 2 else None
+        # The degree matters to quadrature alone.
+        reading = Reading(known.shape[-1], n_ctx, degree=1)
+        return cls(
+            draws(samples, number, gaussian_draws(moments, reading)).block(0, samples).inputs
+        )
+
+    def is_exact(self, nonlinear_layers: int) -> bool:
+        """Whether sums are exact: always, for the given sample."""
+        return True
+
+    def points(self, reading: Reading | None) -> Points:
+        """The sample with its weights, the same for all models."""
+        if self.weights is None:
+            log_weights = np.full(len(self.inputs), -np.log(len(self.inputs)))
+        else:
+            # Shares of the largest weight have a sum in the range of floats.
+            shares = np.asarray(self.weights) / np.max(self.weights)
+            # Inputs of weight zero have the logarithm -inf, and drop out of every sum.
+            with np.errstate(divide="ignore"):
+                log_weights = np.log(shares) - np.log(shares.sum())
+        block = partial(_weighted_rows, self.inputs, log_weights)
+        tokens = self.inputs.dtype.kind in "iu"
+        return Points(len(self.inputs), block, drawn=True, tokens=tokens)
+
+
+def _weighted_rows(inputs: Any, log_weights: np.ndarray, start: int, stop: int) -> WeightedPoints:
+    # Of a file only these rows are read, so finiteness is checked here and not before.
+    rows = np.asarray(inputs[start:stop])
+    _check_finite(rows, start)
+    return WeightedPoints(rows, log_weights[start:stop])
+
+
+def _check_weights(weights: np.ndarray, count: int) -> None:
+    if weights.shape != (count,):
+        raise ModelError(f"{count} inputs need weights of shape ({count},), found {weights.shape}")
+    if not (np.isfinite(weights).all() and weights.min() >= 0 and weights.max() > 0):
+        raise ModelError(
+            "weights of inputs are finite, not negative, and not all zero; "
+            f"found them from {weights.min():g} to {weights.max():g}"
+        )
+
+
+def _check_finite(rows: np.ndarray, start: int) -> None:
+    # The row is counted from the start of the data, not of the block.
+    finite = np.isfinite(rows).reshape(len(rows), -1).all(axis=1)
+    if not finite.all():
+        raise ModelError(f"the inputs are not finite, first in row {start + finite.argmin()}")
+
+
+@checked(own="samples")
+@pytree
+@dataclass(frozen=True, eq=False)
+class Categorical:
+    """`E<A(x), B(x)>` over sequences of one-hot tokens, independent across positions: exact.
+
+    Models with at most one attention layer and only linear layers above it cost the vocabulary
+    squared. Other models run over all `vocabulary ** n_ctx` sequences where the budget allows it;
+    with causal attention, sequences that begin alike share the work on their beginning. Where the
+    budget does not allow it, `samples` draws sequences instead, and results have a standard error.
+
+    Args:
+        probabilities: Probabilities of tokens at every position, (vocabulary,); None for uniform.
+        samples: Number of sequences to draw, which makes the result an estimate; None for the
+            exact value.
+        seed: Seed of the draws: a number, a NumPy generator or a JAX key.
+
+    Raises:
+        ModelError: Probabilities are negative or do not sum to 1, or `samples` is less than 2.
+
+    Example:
+        A table of two values, 1 and 2: the mean of 1^2 and 2^2.
+
+        >>> import tnsim
+        >>> table = tnsim.Model([tnsim.Linear([[1.0, 2.0]])], n_ctx=1)
+        >>> print(f"{tnsim.inner(table, table, tnsim.Categorical()):.3f}")
+        2.500
+
+    Source:
+        The definition of an expectation; `problems.tokens` explains the sum.
+    """
+
+    probabilities: Float[Array, " vocabulary"] | None = None
+    samples: int | None = dataclasses.field(default=None, metadata={"static": True})
+    seed: Seed = dataclasses.field(default=0, metadata={"static": True})
+    name = "categorical"
+    pairs_within_model = True
+
+    def __post_init__(self) -> None:
+        check_draws(self.samples)
+        object.__setattr__(self, "seed", seed_number(self.seed, "the seed of samples"))
+        if self.probabilities is None:
+            return
+        p = as_array(self.probabilities, "the token probabilities", 1)
+        if not isinstance(p, Tracer):
+            on_host = np.asarray(p, np.float64)  # functions of JAX would round to float32
+            smallest, total = on_host.min(), float(on_host.sum())
+            # A sum may be off by the rounding of float32, as softmaxes give it.
+            if smallest < 0 or abs(total - 1) > 1e-6:
+                raise ModelError(
+                    "token probabilities are at least 0 and sum to 1; "
+                    f"found a smallest of {smallest:.3g} and a sum of {total:.6g}"
+                )
+            if total != 1:  # off by rounding
+                p = as_array(on_host / total, "the token probabilities", 1)
+        object.__setattr__(self, "probabilities", p)
+
+    def is_exact(self, nonlinear_layers: int) -> bool:
+        """Whether all sequences are summed over, instead of drawn."""
+        return self.samples is None
+
+    def points(self, reading: Reading) -> Points:
+        """All sequences with their probabilities, or draws of sequences.
+
+        Raises:
+            ModelError: The models read no sequences, or another vocabulary.
+        """
+        n_ctx = positions_of(reading.n_ctx)
+        p = np.asarray(self.distribution(reading.d_in), np.float64)
+        # Float32 probabilities may miss the sum 1 by more than NumPy's draws tolerate.
+        p = p / p.sum()
+        if self.samples is None:
+            # With causal attention, sequences share the work on their beginning.
+            listed = protocol.beginnings if reading.causal else protocol.sequences
+            return listed(p, n_ctx)
+        return protocol.draws(
+            self.samples, seed_number(self.seed), partial(_drawn_tokens, p, n_ctx), tokens=True
+        )
+
+    def distribution(self, vocabulary: int) -> Float[Array, " vocabulary"]:
+        """Probabilities of all tokens.
+
+        Returns:
+            An array (vocabulary,), float64 unless it is traced.
+
+        Raises:
+            ModelError: The metric has the probabilities of another vocabulary.
+        """
+        if self.probabilities is None:
+            return np.full(vocabulary, 1 / vocabulary)
+        if self.probabilities.shape[0] != vocabulary:
+            raise ModelError(
+                f"the metric has probabilities of {self.probabilities.shape[0]} tokens, "
+                f"but the models read {vocabulary}"
+            )
+        return in_float64(self.probabilities)
+
+
+def positions_of(n_ctx: int | None) -> int:
+    """The number of positions of models that read sequences.
+
+    Raises:
+        ModelError: The models read vectors.
+
+    Example:
+        >>> positions_of(3)
+        3
+    """
+    if n_ctx is None:
+        raise ModelError(
+            "Categorical is a distribution of token sequences: "
+            "give tnsim.Model(layers, n_ctx=...) or load(..., n_ctx=...), --n-ctx"
+        )
+    return n_ctx
+
+
+def _drawn_tokens(p: np.ndarray, n_ctx: int, rng: np.random.Generator, count: int) -> np.ndarray:
+    """Draw sequences of independent tokens."""
+    return rng.choice(len(p), size=(count, n_ctx), p=p)
+
+
+def token_probabilities(metric: Metric, vocabulary: int) -> Float[Array, " vocabulary"]:
+    """Probabilities of all tokens under `Categorical`.
+
+    Returns:
+        An array (vocabulary,).
+
+    Raises:
+        ModelError: The metric is not `Categorical`, or has another vocabulary.
+    """
+    if not isinstance(metric, Categorical):
+        raise ModelError(f"expected Categorical(), found {type(metric).__name__}")
+    return metric.distribution(vocabulary)
+
 
 _PANELS, _PANEL_NODES = 400, 20  # panels between two edges of a density, nodes of a panel
 _ROUNDING = 1e-12  # relative rounding of moments that are given as floats

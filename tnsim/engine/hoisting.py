@@ -39,8 +39,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from tnsim.engine.ir.program import Operation, Program, postorder
-from tnsim.engine.ir.stages import PlanStage
+from tnsim.engine.ir.program import Operation, PlanStage, Program, postorder
 from tnsim.engine.plan import Plan
 from tnsim.sessions import session
 
