@@ -38,12 +38,11 @@ FOLDERS = {  # folder (or file of the root): the folders that it imports; nothin
 }
 PHASES = (  # of the engine, in order: a phase imports earlier phases only
     ("ir",),
-    ("contraction_paths", "costs", "disk_cache"),
+    ("costs", "disk_cache"),
     ("plan", "precision"),
-    ("passes",),
-    ("search",),
-    ("planner", "runtime"),
-    ("budget",),
+    ("hoisting", "search"),
+    ("runtime",),
+    ("planner",),
 )
 CONFINED = {  # foreign package: the files that import it
     "quimb": (

@@ -3,11 +3,9 @@
 A message names the request, the finding and the next step. All errors derive from `TnsimError`,
 which the command line prints as a line before it exits with status 2.
 
-Guards that turn every failure of reading into a `CheckpointError` of a single sentence.
-
-A file may be damaged in more ways than its readers foresee: their libraries then raise nearly
-anything, a `MemoryError` or a `RecursionError` among it. Callers should have to know a single
-exception.
+*Guards* turn every failure of reading into a `CheckpointError` of a single sentence. A file may be
+damaged in more ways than its readers foresee: their libraries then raise nearly anything, a
+`MemoryError` or a `RecursionError` among it. Callers should have to know a single exception.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from module_cases import SEQUENCES, Module, gated  # noqa: E402
 from torch.nn.utils import prune  # noqa: E402
 
 from tnsim.checkpoints import norms  # noqa: E402
-from tnsim.checkpoints.module_calls import forward_error
+from tnsim.checkpoints.module_calls import forward_error  # noqa: E402
 
 nn = torch.nn
 F = nn.functional

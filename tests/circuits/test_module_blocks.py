@@ -14,10 +14,7 @@ import tnsim
 torch = pytest.importorskip("torch")
 skip_without("transformers")
 
-from tnsim.circuits.transformer import (
-    LAYOUTS,
-    Transformer,
-)
+from tnsim.circuits.transformer import LAYOUTS, Transformer  # noqa: E402
 
 SETTINGS = library_settings(8, groups=1)
 SETTINGS["gpt_neox"] = SETTINGS["gpt_neox"] | {"rotary_pct": 0.5}

@@ -10,7 +10,7 @@ Traces and accelerators take one compiled program of JAX (`_in_blocks`), which h
 Sources: Cho & Saul, Kernel methods for deep learning (2009); Tsuchida et al., arXiv:1711.09090 and
 arXiv:2002.08517, for kernels of ReLU, leaky ReLU and GELU; Kuang & Lin, arXiv:2601.22307.
 
-Kernels of gated units, f(u) w as in SwiGLU, GeGLU, ReGLU and bilinear layers: four variables.
+*Gated units*, f(u) w as in SwiGLU, GeGLU, ReGLU and bilinear layers, have four variables.
 
 Let z be the standard normal variable of u = m + s z, and w = a + b z + e, e independent of z,
 

@@ -1,11 +1,9 @@
-"""The route of a run that contracts every pair along its plan.
-
-Planned contractions for many pairs at once.
+"""The route of a run that contracts every pair along its plan, many pairs at once.
 
 A plan per pair of shapes runs on stacks of weights, mapped over rows and columns, and equal
 shapes share a single compiled program whatever the number of pairs.
 
-A plan is cut into shares (`engine.passes.hoisting`). An own share is the part that reads one model
+A plan is cut into shares (`engine.hoisting`). An own share is the part that reads one model
 only: it is computed once per model and stays in the model's `Stack`. A pair then costs the crossing
 share alone. Where own shares do not repay a further compiled program, the plan stays whole, and the
 part that reads the row's model only runs once per row of a batch.
@@ -21,6 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from tnsim import scaled
 from tnsim.all_pairs.ways import (
     LARGEST_TILE,
     Bases,
@@ -49,7 +48,7 @@ from tnsim.names import SIDES, Pair, Side, side_of
 from tnsim.problems.families import Family, choose
 from tnsim.problems.layer_kinds import Kinds, kinds
 from tnsim.problems.units import scaled_under
-from tnsim.scaled import ScaledSum, add, contribution, taken, times
+from tnsim.scaled import ScaledSum, add, contribution, taken
 
 WORTH = 2**22
 """Multiplications per pair below which no plan is cut: calls take most of the time of a small pair,
@@ -219,7 +218,7 @@ def contracted(
         result = Result(result.values, exponents, whole.scale_weights)
         exponent = execution.exponent_of(result, dict(whole.scales[pair.group]))
         exponent = np.broadcast_to(exponent, mantissa.shape[: len(stacks[0][1])])
-        parts.append(times(contribution(mantissa, exponent), weight))
+        parts.append(scaled.times(contribution(mantissa, exponent), weight))
     return add(parts)
 
 

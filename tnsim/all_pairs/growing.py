@@ -33,7 +33,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from tnsim.all_pairs import preparation, work
+from tnsim.all_pairs import preparation
 from tnsim.all_pairs import store as stores
 from tnsim.all_pairs.preparation import PairwiseRun, Place
 from tnsim.all_pairs.result import Doubt, Pairwise, labelled
@@ -49,7 +49,7 @@ from tnsim.all_pairs.store import (
     remove,
     sides,
 )
-from tnsim.all_pairs.work import Work, complete, pairs_in
+from tnsim.all_pairs.work import Work, complete, forgetting, pairs_in
 from tnsim.errors import DamagedStore, StoreMismatch
 
 Hashes: TypeAlias = tuple[str, ...]
@@ -342,7 +342,7 @@ def computed(store: Store, run: PairwiseRun, bar: Any, executor: Any) -> list[Do
         planned = _run_of(store.attrs, growth, run, chosen["route"])
         assert planned is not None, "a growth with records has new models"
         planned = preparation.as_stored(planned, chosen["tier"], executor is None)
-        with work.forgetting(planned.job), Leases(store.path) as leases:
+        with forgetting(planned.job), Leases(store.path) as leases:
             for grid in grids:
                 first = grid.records[0]  # no block has more models
                 sizes = len(first.rows), len(first.columns or first.rows)

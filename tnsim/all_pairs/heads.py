@@ -1,4 +1,4 @@
-"""Heads of one transformer against heads of another, and the head that each became.
+"""Heads against heads: of two transformers, and of one, where a head reads what another writes.
 
 An inner product of two heads needs no matrix of the width of the stream. With lifted maps Q, K of
 one head and Q', K' of the other, inputs x_q and x_k that are independent, and M = E[x x'^T] between
@@ -9,10 +9,9 @@ the two streams,
 two matrices of the width of a head. An OV circuit is the same, with the transposed output in the
 place of the queries and the identity, or the product of the unembeddings, in the place of M.
 
-Composition scores: how much a head reads of what a head of an earlier layer writes.
-
-With the matrices `W_QK = Q^T K` and `W_OV = O V` of heads, the later head 2 reads the output of the
-earlier head 1 as its queries, keys or values:
+*Composition scores* say how much a head reads of what a head of an earlier layer writes. With the
+matrices `W_QK = Q^T K` and `W_OV = O V` of heads, the later head 2 reads the output of the earlier
+head 1 as its queries, keys or values:
 
     Q    |K_2^T Q_2 O_1 V_1|       K    |Q_2^T K_2 O_1 V_1|       V    |O_2 V_2 O_1 V_1|,
 

@@ -287,7 +287,7 @@ def _side(
         first = distinct.setdefault(made.digest, made)
         if first is not made:
             equal.append(f"{source.label} = {first.source.label}")
-    # Models with an equal part need not be equal, see `part_runs.warn_of_duplicates`.
+    # Models with an equal part need not be equal, see `run.warn_of_duplicates`.
     if equal and not isinstance(models, PartSeries):
         warn(
             f"models with identical weights: {stores.listed(equal)}; they are computed once",

@@ -10,11 +10,9 @@ asks of packages that build on it.
 surrogate pair, which Python makes of an undecodable byte, is written as its escape (`\udc80`)
 where the format holds text only.
 
-Norms and cosines as a result stores them.
-
-Stored are the logarithm of a squared norm and the logarithm of its size, the sum of the absolute
-contributions (see `engine.precision`). Cosines therefore have the same error bound in whatever
-process they are computed.
+*Norms.* Stored are the logarithm of a squared norm and the logarithm of its size, the sum of the
+absolute contributions (see `engine.precision`). Cosines therefore have the same error bound in
+whatever process they are computed.
 """
 
 from __future__ import annotations

@@ -4,11 +4,10 @@ A run reads every model once for its digest and shape, plans, computes the squar
 block and then the inner products tile by tile. Models with equal digests are one model. Finished
 blocks and tiles are kept in the store.
 
-Runs over parts: one part after another over all checkpoints, and their results as one.
-
-The pairs of a part are a run of their own, in the store of all parts: its records have the name of
-the part in their keys. So a run over parts goes on where it ended, part by part and tile by tile,
-and processes may share it.
+*Parts.* A run over parts takes one part after another over all checkpoints. The pairs of a part are
+a run of their own, in the store of all parts: its records have the name of the part in their keys.
+So a run over parts goes on where it ended, part by part and tile by tile, and processes may share
+it.
 
 Parts do not make up a network: tables of positions, biases behind heads, settings, and all tensors
 of parts that are not asked for, are its *rest*. The rest of every checkpoint has a digest by name,
@@ -603,15 +602,15 @@ def open_pairwise(path: str | os.PathLike[str]) -> Pairwise:
         else:
             results[name], lacking = found
             missing += lacking
-    joined = joined(names, results)
+    whole = joined(names, results)
     for name, result in results.items():
-        if result.similarity.size < joined.similarity[0].size:
+        if result.similarity.size < whole.similarity[0].size:
             missing.append(f"{name}: later models")
-    rests = read_rests(folder, joined)
+    rests = read_rests(folder, whole)
     if rests is None:
         missing.append("what belongs to no part")
     _warn_of(missing, path)
-    return joined if rests is None else with_rests(joined, rests)
+    return whole if rests is None else with_rests(whole, rests)
 
 
 def _warn_of(missing: Sequence[str], path: str | os.PathLike[str]) -> None:

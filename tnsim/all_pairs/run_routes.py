@@ -1,15 +1,15 @@
-"""Vectors of coefficients in a run: each model is a vector, and a pair a dot product.
+"""The routes of a run that need no plans: vectors, kernels, and forward passes.
 
-The route of a run by sums over pairs of hidden units, for models with an activation.
+*Vectors of coefficients.* Each model is a vector, and a pair a dot product.
 
-Every model is prepared once for a block: rows of its units over the input's coordinates, and what
-its outputs read (see `problems.kernels`). A pair is a sum over the kernel of its hidden units.
+*Kernels*, for models with an activation. Every model is prepared once for a block: rows of its
+units over the input's coordinates, and what its outputs read (see `problems.kernels`). A pair is a
+sum over the kernel of its hidden units.
 
-The route of a run by forward passes, under metrics that add up over points.
-
-A tile runs each of its models once over all points and adds up the Gram matrix of their outputs
-batch by batch (see `problems.at_points`). Tiles are therefore as large as memory allows, so that
-few models run more than once. Every task makes the points anew: they are closures, and cheap.
+*Forward passes*, under metrics that add up over points. A tile runs each of its models once over
+all points and adds up the Gram matrix of their outputs batch by batch (see `problems.at_points`).
+Tiles are therefore as large as memory allows, so that few models run more than once. Every task
+makes the points anew: they are closures, and cheap.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from tnsim.metrics.protocol import Points
 from tnsim.models.differences import by_differences
 from tnsim.models.functions import is_function, outputs_of, refused_under
 from tnsim.problems import at_points, features
-from tnsim.problems.at_points import GROUPS, STARTING, Part, Sums
+from tnsim.problems.at_points import GROUPS, Part, Sums
 from tnsim.problems.features import FeatureBlock, FeatureSpace
 from tnsim.problems.kernels import PreparedModel, host_sum, mean_part, product_of
 from tnsim.problems.layer_kinds import Kinds, kinds, nonlinear
@@ -334,7 +334,8 @@ class ForwardRun(RouteOfRun):
             tile,
             multiplications=work,
             peak_bytes=needed.beside + max(needed.each, batch) + tile * run.weights,
-            seconds=STARTING + again * sum(each.seconds - STARTING for each in every),
+            seconds=at_points.STARTING
+            + again * sum(each.seconds - at_points.STARTING for each in every),
             facts=(("forward passes", points.count),),
             programs=len(examples),
         )

@@ -1,4 +1,4 @@
-"""The records of a run, in memory and in the folder of a store.
+"""The records of a run, in memory and in the folder of a store, and who makes them.
 
 *Records.* The numbers of a run come in records: the squared norms of a block of models, and the
 tile of one block of models against another. A store has one file for each,
@@ -27,13 +27,12 @@ Links are never followed inside a store, so that nothing is written outside of i
 
 Runs over parts of networks share a folder: lists are named by the part, records have it in the key.
 
-Leases of records, by which the processes that share a store divide its work.
-
-A lease is a file that only one process can create. It says who made it, and its maker touches it
-again and again while it lives. A lease never blocks other processes for long. It is taken over when
-its maker is a process of this host that is gone, or when the file has not been touched for `EXPIRY`
-seconds by the watcher's own clock (clocks of two hosts are never compared). Should two processes
-hold one lease after all, both compute the same numbers.
+*Leases* divide the work among the processes that share a store. A lease is a file that only one
+process can create. It says who made it, and its maker touches it again and again while it lives. A
+lease never blocks other processes for long. It is taken over when its maker is a process of this
+host that is gone, or when the file has not been touched for `EXPIRY` seconds by the watcher's own
+clock (clocks of two hosts are never compared). Should two processes hold one lease after all, both
+compute the same numbers.
 
 A *maker* is a process of a host. Makers are written into leases and into the names of unfinished
 files, so that the leftovers of a killed process are told from the work of a living one.
@@ -425,7 +424,7 @@ def sides(attrs: Mapping[str, Any]) -> str:
 
 
 def _norms(attrs: Mapping[str, Any], models: int) -> dict[str, Form]:
-    """Shapes and dtypes of squared norms, of their sizes, see `normalise`, and of their means."""
+    """Shapes and dtypes of squared norms, of their sizes, see `result`, and of their means."""
     forms: dict[str, Form] = {}
     for name in ("log_norm", "log_norm_size", "mean_share"):
         forms[name] = ((models,), "float64")

@@ -1,4 +1,4 @@
-"""How the inner products of a run are computed along a route, and what all of its tasks share.
+"""How the inner products of a run are computed along a route, and at what price.
 
 Every route of a run has a *way*, which a task asks for the norms of some models and for a tile,
 whatever the route. Vectors, contractions and kernels prepare the models of a block once and keep
@@ -8,15 +8,14 @@ small and picklable, so that a task may run in another process.
 Contractions and kernels know inner products of models alone. Combinations expand by bilinearity
 over distinct models, `<sum_s c_s f_s | sum_t d_t g_t> = sum_st c_s d_t <f_s|g_t>`.
 
-The price of a run over many pairs: its tiles, multiplications, memory and seconds.
+*Price.* A run has a price of tiles, multiplications, memory and seconds. First stand the `Sizes` of
+a run, on which the costs of all routes depend, and the size of a tile; then what all routes of a
+run have in common. All routes give the same numbers:
 
-First stand the `Sizes` of a run, on which the costs of all routes depend, and the size of a tile;
-then what all routes of a run have in common. All routes give the same numbers:
-
-    vector_runs       each model is a vector, so that a pair is a dot product
-    contracted_runs   every pair is contracted along its plan
-    kernel_runs       sums over pairs of hidden units
-    forward_runs      outputs at points
+    vectors        each model is a vector, so that a pair is a dot product
+    contractions   every pair is contracted along its plan
+    kernels        sums over pairs of hidden units
+    points         outputs at points
 
 `preparation` has the table of all routes and takes the cheapest.
 """

@@ -8,14 +8,13 @@ by a task comes out unchanged.
 *The loop.* `complete` computes every record that the store lacks and no other process has a lease
 of, until the store has all of them.
 
-*Norms, then tiles.* The tasks are pure functions (`tasks`), so they may run anywhere. Their results
-are checked, normalised and written here, by the process that called.
+*Norms, then tiles.* The tasks are pure functions, so they may run anywhere. Their results are
+checked, normalised and written here, by the process that called.
 
-The tasks of a run: pure functions from a job and entries to NumPy blocks of inner products.
-
-Arguments are small and picklable, so a task runs in this process, in another process or on another
-machine alike. Blocks prepared from weights (features, or the models read from disk) are kept for
-the tasks that follow, see `Job`.
+*Tasks* go from a job and entries to NumPy blocks of inner products. Arguments are small and
+picklable, so a task runs in this process, in another process or on another machine alike. Blocks
+prepared from weights (features, or the models read from disk) are kept for the tasks that follow,
+see `Job`.
 """
 
 from __future__ import annotations

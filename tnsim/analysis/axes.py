@@ -5,10 +5,9 @@ of a `Canvas`, which has the colours and the range that the caller chose. Colour
 or for variables, in the same order everywhere. Legends stand above their axes, where they cover no
 curve.
 
-The axes on which a figure is drawn, and the choices that every plot takes.
-
-A plot asks `canvas` for its panels. They are those of a new figure, which knows no pyplot, or axes
-that the caller made; colour map and range are those of the plot wherever the caller says nothing.
+*Canvas.* A plot asks `canvas` for its panels. They are those of a new figure, which knows no
+pyplot, or axes that the caller made; colour map and range are those of the plot wherever the caller
+says nothing.
 """
 
 from __future__ import annotations

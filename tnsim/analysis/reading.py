@@ -13,24 +13,18 @@ Every function takes a result (of which it reads `similarity`), any of its (a, b
 Every function raises `ResultError` for a matrix that is not finite or, where all pairs of the same
 set of models are needed, not square and symmetric.
 
-Scores are computed over blocks, the phases into which change points divide a run (see `phases`).
+Scores are computed over blocks, the phases into which change points divide a run.
 The paper's text and its published figures score them by two formulas; both are here, `block_score`
 and `last_block_score`.
 
-Correlations of two matrices over the same models, which tell how far two measures agree.
+*Phases.* A phase is a contiguous range of rows, and a change point is the row at which a new phase
+starts, so change points (5, 14) of 18 rows are the phases 0-4, 5-13 and 14-17.
 
-Phases of a training run, found in a matrix of similarities.
+*Points.* A similarity K that is a cosine is a Gram matrix of unit vectors, which stand for the
+models. Distances are the chords between them, `|u - v| = sqrt(2 - 2 cos)`: Euclidean by
+construction, where arccos is not.
 
-Rows follow training. A phase is a contiguous range of rows, and a change point is the row at which
-a new phase starts, so change points (5, 14) of 18 rows are the phases 0-4, 5-13 and 14-17.
-
-Models as points: an embedding, a dendrogram and a spectrum from a matrix of cosines.
-
-A similarity K that is a cosine is a Gram matrix of unit vectors, which stand for the models.
-Distances are the chords between them, `|u - v| = sqrt(2 - 2 cos)`: Euclidean by construction, where
-arccos is not.
-
-The first answers of a pairwise run in words: how far, when, how sure, and what to ask next.
+`summary` has the first answers of a run in words: how far, when, how sure, what to ask next.
 """
 
 from __future__ import annotations

@@ -4,27 +4,23 @@ The modules in their reading order:
 
     load                           entry points: paths into models and lazy series of models
     folders                        folders of one model, and revisions in a hub cache
-    formats, pickles               inventories of files, whose tensors are read when asked for
-    configurations                 small text files beside checkpoints
+    formats                        inventories of files, whose tensors are read when asked for
     given                          models in whatever a verb was given: files, modules, functions
     rules, dialects                layouts of foreign state dicts, and presets of dialects
     state_dict                     a dialect applied to named arrays, nothing dropped in silence
-    named_arrays, layer_rules      a single rule of a dialect becomes a single layer
+    layer_rules                    a single rule of a dialect becomes a single layer
     norms                          norms as constants, folded into polynomial layers
     native                         tnsim's own format, both ways
-    modules, module_examples       PyTorch modules, and files of their weights, become models
-    module_calls                   states inside a module
-    hugging_face, adapters         folders of Hugging Face as modules, and LoRA over a base
+    modules, module_calls          PyTorch modules, and files of their weights, become models
+    adapters                       LoRA over a base
     operations                     what operations are, by name, and what the algebra asks of them
-    graphs, jaxprs                 forward passes of PyTorch and of JAX as such operations
+    graphs, functions              forward passes of PyTorch and of JAX as such operations
     entrywise, curves              chains of entrywise operations, and the functions that they are
     batches                        whether inputs of a batch are apart, layers beside a function
-    functions                      functions of JAX become models
-    affine_values, sparse_maps     affine maps of operations, dense or as rows of few entries
+    affine_values                  affine maps of operations, dense or as rows of few entries
     unit_layers, unit_rows         operations become hidden units, which read rows of matrices
     attention_scores               scores of attention, which become layers
     read_graphs                    operations become layers
-    guard                          every failure of reading becomes a single sentence
 """
 
 import lazy_loader

@@ -9,18 +9,17 @@ A state has `positions` vectors of equal width, such as the tokens of a sequence
 has one. Layers do the same at every position, so a map has one matrix for all of them: its
 coordinates are put at all positions at once, and `reach` says which position an entry reads.
 
-Matrices of linear maps that read few coordinates for each entry, such as convolutions.
+*Sparse maps* read few coordinates for each entry, as convolutions do. A map is a function here,
+which is run on vectors of its coordinates. The coordinates are arrays of some axes, the *grids*,
+one after another. Two kinds of runs give the matrix of rows with few entries, and no dense matrix
+is made:
 
-A map is a function here, which is run on vectors of its coordinates. The coordinates are arrays of
-some axes, the *grids*, one after another. Two kinds of runs give the matrix of rows with few
-entries, and no dense matrix is made:
-
-Supports. A run on a slab of a grid, all coordinates of the same index on an axis, with no number of
-the map negative, is zero at the rows that read nothing there. All slabs of all axes give a *box*
+*Supports.* A run on a slab of a grid, all coordinates of the same index on an axis, with no number
+of the map negative, is zero at the rows that read nothing there. All slabs of all axes give a *box*
 for each row, an index set on every axis, and the row reads no coordinate outside of the product of
 these sets. An image of C channels takes C + H + W runs.
 
-Values. Indices of an axis that stand in a common box get different *colours*. A row then reads at
+*Values.* Indices of an axis that stand in a common box get different *colours*. A row then reads at
 most a single coordinate of those of equal colour on all axes, and a run on ones at these gives an
 entry of every row. A convolution of 3 x 3 pixels of C channels takes 9 C runs.
 

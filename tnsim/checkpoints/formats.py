@@ -1,19 +1,16 @@
-"""File formats of checkpoints: inventories of tensors that are read when asked for.
+"""File formats: inventories of tensors that are read when asked for, and small text files.
 
 The sizes that a file declares are compared with the size of the file before any number is read, and
 the lengths of its lists of names have limits. Nothing is unpickled but plain weights.
 
-Checks of pickled weights before PyTorch reads them.
+*Pickles.* PyTorch's reader of plain weights calls a few dozen functions that PyTorch considers
+harmless, since none of them runs code of the file. Some of them however take as much memory as a
+number in the file says, `bytearray(2**31)` or `torch.FloatTensor(2**31)` in 300 bytes, and codecs
+other than latin1 take quadratic time. So the instructions are followed here first, on a stack that
+knows numbers, texts and tuples only, and each call is checked before PyTorch makes it.
 
-PyTorch's reader of plain weights calls a few dozen functions that PyTorch considers harmless, since
-none of them runs code of the file. Some of them however take as much memory as a number in the file
-says, `bytearray(2**31)` or `torch.FloatTensor(2**31)` in 300 bytes, and codecs other than latin1
-take quadratic time. So the instructions are followed here first, on a stack that knows numbers,
-texts and tuples only, and each call is checked before PyTorch makes it.
-
-Small text files: the configuration beside a checkpoint, and the text of a dialect.
-
-All have a limit of length, as parsers of nested text take much more time and memory than the text.
+*Text files*, the configuration beside a checkpoint or the text of a dialect, have a limit of
+length, as parsers of nested text take much more time and memory than the text.
 """
 
 from __future__ import annotations

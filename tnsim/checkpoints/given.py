@@ -4,10 +4,9 @@ Every verb passes its arguments through here first, so that `similarity(net, oth
 `similarity("a.pt", "b.pt")` ask the same question as the models read from them. Readers of files
 and modules are imported where a path or a module comes: most comparisons are of models.
 
-Folders of Hugging Face as the modules that its library makes of them.
-
-Only networks whose code is the library's own are made, of safetensors files or of pickles that
-PyTorch reads as weights alone: a folder is trusted in nothing.
+*Folders of Hugging Face* become the modules that its library makes of them. Only networks whose
+code is the library's own are made, of safetensors files or of pickles that PyTorch reads as weights
+alone: a folder is trusted in nothing.
 """
 
 from __future__ import annotations

@@ -3,10 +3,9 @@
 Every convention is turned into that of `tnsim.models` here: halves are split, rows of heads are
 reordered, signs and scales are moved into the weights.
 
-Named arrays of a state dict as NumPy, and the numbers that a dialect gives or names.
-
-A number of a rule, such as the scale of a residual or the number of heads, stands in the dialect
-itself, in a tensor with a single entry, or in the configuration beside the file.
+*Named arrays* are arrays of NumPy. A number of a rule, such as the scale of a residual or the
+number of heads, stands in the dialect itself, in a tensor with a single entry, or in the
+configuration beside the file.
 """
 
 from __future__ import annotations
@@ -346,7 +345,7 @@ def layer(rule: Rule, arrays: NamedArrays) -> Core | Residual:
 
     Args:
         rule: Rule of a checked dialect, for a single layer, with the numbers that
-            `named_arrays.valued` puts in the place of keys.
+            `valued` puts in the place of keys.
         arrays: Arrays in which the keys of the rule are looked up.
 
     Returns:

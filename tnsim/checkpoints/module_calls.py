@@ -1,6 +1,4 @@
-"""States inside a PyTorch module, as a public function, and what readers of modules share.
-
-Examples of what a PyTorch module takes, and its outputs beside those of layers.
+"""Calls of a PyTorch module: states inside it, what it takes, its outputs beside those of layers.
 
 Inputs that the module takes are the first guess on which it runs. The layers that were read are
 compared with the module on random batches of several sizes.

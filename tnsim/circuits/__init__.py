@@ -4,9 +4,7 @@ A standard transformer is no polynomial, as it has softmax and norms, yet most o
 norm and softmax lie bilinear and linear maps. Each such part is a model of tnsim that is exact as a
 function of the normalised input. The modules in their reading order:
 
-    layouts                    names of tensors and entries of configurations, layout by layout
-    transformer                affine maps of heads and blocks, norms folded, rotations by distance
-    standard_parts, own_parts  parts of standard transformers, and of tnsim's own models
-    module_blocks              parts held to the module's own blocks
-    parts                      parts as models, of one checkpoint or of a whole series
+    transformer     affine maps of heads and blocks, norms folded, layout by layout
+    standard_parts  parts of standard transformers, and of tnsim's own models
+    parts           parts as models, of one checkpoint or of a whole series, held to the module
 """

@@ -1,10 +1,9 @@
 """Parts of a single checkpoint, or of all checkpoints of a series, as models by name.
 
-Parts of a module held to the module's own blocks at random states.
-
-A configuration says what a module was made as. The module may compute something else since: an
-activation was replaced, a hook was registered, a scale or a frequency was changed. So each block
-of which a part is asked for runs on random states, hooks included, and is compared with its parts.
+*Parts of a module* are held to the module's own blocks. A configuration says what a module was made
+as. The module may compute something else since: an activation was replaced, a hook was registered,
+a scale or a frequency was changed. So each block of which a part is asked for runs on random
+states, hooks included, and is compared with its parts.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Parts of standard transformers as models, each exact as a function of the normalised stream.
+"""Parts of transformers as models: of standard ones, and of models of tnsim.
 
-Parts of models of tnsim: heads of bilinear attention, blocks of a single layer, the direct path.
-
-A head of bilinear attention multiplies two scores, so its QK circuit is of order four:
-`(q1 . k1) (q2 . k2) / d_head^2` with queries and keys of the stream, rotated by distance.
+A part of a standard transformer is exact as a function of the normalised stream. Models of tnsim
+have heads of bilinear attention, blocks of a single layer, and the direct path. A head of bilinear
+attention multiplies two scores, so its QK circuit is of order four: `(q1 . k1) (q2 . k2) /
+d_head^2` with queries and keys of the stream, rotated by distance.
 """
 
 from __future__ import annotations

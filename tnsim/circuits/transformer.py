@@ -3,11 +3,9 @@
 A map behind a norm is an affine map of the normalised stream (`checkpoints.norms.Norm.folded`).
 Numbers are float64 whatever a file holds, as the folding rounds.
 
-Layouts of standard transformers: names of tensors, entries of configurations, refusals by name.
-
-A layout says under which names a family of models keeps its maps and norms, and how the maps of
-queries, keys and values share a tensor. Every tensor of a checkpoint must have a place in the
-layout: a tensor without a place may be a norm of queries or an adapter, and is refused.
+*Layouts.* A layout says under which names a family of models keeps its maps and norms, and how the
+maps of queries, keys and values share a tensor. Every tensor of a checkpoint must have a place in
+the layout: a tensor without a place may be a norm of queries or an adapter, and is refused.
 """
 
 from __future__ import annotations

@@ -2,12 +2,11 @@
 
 What they need of tnsim is imported when they run.
 
-Planned and measured cost by depth, as tables, JSON and pictures: the work of `tnsim bench`.
-
-Protocol: weights are made once in the dtype of the computation; the first call compiles and is not
-timed; a row is the median of `repeats` warm calls in a single process, tnsim and the hand-written
-recursion alternating. The recursion is as fast as it can be written in JAX: one program for all
-layers, on weights that lie on the device.
+*Protocol of `tnsim bench`*, which prints planned and measured cost by depth: weights are made once
+in the dtype of the computation; the first call compiles and is not timed; a row is the median of
+`repeats` warm calls in a single process, tnsim and the hand-written recursion alternating. The
+recursion is as fast as it can be written in JAX: one program for all layers, on weights that lie on
+the device.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Options, metrics, inputs and outputs that several commands share, and the handling of signals.
 
-Modules of PyTorch that an option names, in the user's own code.
+An option may name a module of PyTorch in the user's own code.
 """
 
 from __future__ import annotations

@@ -2,15 +2,13 @@
 
 The command computes nothing itself.
 
-Checkpoints of a run that still trains, as they appear: `tnsim pairwise --follow SECONDS`.
-
-A folder is looked at every few seconds. A file counts as written once its size and its time of
-change are the same at two looks and it can be read as a model; what cannot, such as the state of an
-optimiser, is said once and left out until it changes, or what lies beside it does, as the
-configuration of an adapter, which is written after its weights. Every new checkpoint grows the
-store of the results (`all_pairs.growing`), so that its pairs alone are computed. A store never
-forgets a model, so where a checkpoint is rewritten or removed, the pairs of those that are there
-are computed in a store of this process alone.
+*A run that still trains* (`--follow SECONDS`). A folder is looked at every few seconds. A file
+counts as written once its size and its time of change are the same at two looks and it can be read
+as a model; what cannot, such as the state of an optimiser, is said once and left out until it
+changes, or what lies beside it does, as the configuration of an adapter, which is written after its
+weights. Every new checkpoint grows the store of the results (`all_pairs.growing`), so that its
+pairs alone are computed. A store never forgets a model, so where a checkpoint is rewritten or
+removed, the pairs of those that are there are computed in a store of this process alone.
 """
 
 from __future__ import annotations

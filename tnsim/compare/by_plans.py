@@ -1,9 +1,8 @@
 """Inner products along plans of contractions, and the route of these plans.
 
 A sum of models is expanded by bilinearity over its terms. Each pair of plain models has a plan,
-which runs once or, with a constant in an exact deep metric, at every moment node.
-
-Plans of inner products within a budget, for two models and a metric.
+which is made within the budget and runs once or, with a constant in an exact deep metric, at every
+moment node.
 """
 
 from __future__ import annotations
@@ -504,7 +503,7 @@ def _of_models(
     total = products[0]
     nodes = pair.family.nodes
     if nodes is not None:
-        # The sum over moment nodes, E = sum_j w_j F(t_j), see `problems.base`.
+        # The sum over moment nodes, E = sum_j w_j F(t_j), see `problems.families`.
         weighted: dict[str, list[ScaledSum]] = {name: [] for name in products[0]}
         for weight, product in zip(nodes.weights, products, strict=True):
             for name, value in product.items():

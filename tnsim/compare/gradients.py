@@ -19,11 +19,9 @@ change; as a rule for tangents it serves both modes. Where a rule of JAX asks fo
 inside another trace, as for second derivatives, the whole comparison is traced instead, as it is
 inside `jax.jit` and `jax.vmap`: the three steps are then a part of the caller's trace.
 
-A comparison of two models, apart into its structure and its numbers.
-
-Everything that does not change from one step of training to the next stands in a `Form`, under
-which JAX keeps compiled programs. The numbers are leaves of (a, b, metric): moving weights, with
-respect to which derivatives are taken, and fixed numbers.
+*Structure and numbers.* Everything that does not change from one step of training to the next
+stands in a `Form`, under which JAX keeps compiled programs. The numbers are leaves of (a, b,
+metric): moving weights, with respect to which derivatives are taken, and fixed numbers.
 """
 
 from __future__ import annotations

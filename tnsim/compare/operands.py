@@ -1,14 +1,13 @@
-"""Sums of models, and their inner products by bilinearity.
+"""What is multiplied in a comparison: the models of sums, and their arrays, held between calls.
 
-The distinct models of two sums are numbered, so that every pair is multiplied once.
+*Sums.* An inner product of sums follows by bilinearity. The distinct models of two sums are
+numbered, so that every pair is multiplied once.
 
-The state of a model held between calls: its scaled form and its arrays on the device.
-
-A model never changes, so its powers of two are found once, and its arrays are lifted, symmetrised
-and put on the device (or kept as arrays of NumPy) once for each layout and dtype. These results are
-belongings of the model (see `sessions`): they go when the model goes, when the session is cleared,
-or when their memory is needed. Models whose weights are traced, or may still be written to, are
-made ready at every call.
+*Arrays.* A model never changes, so its powers of two are found once, and its arrays are lifted,
+symmetrised and put on the device (or kept as arrays of NumPy) once for each layout and dtype. These
+results are belongings of the model (see `sessions`): they go when the model goes, when the session
+is cleared, or when their memory is needed. Models whose weights are traced, or may still be written
+to, are made ready at every call.
 """
 
 from __future__ import annotations

@@ -12,10 +12,8 @@ Where there are several, the one with the least expected time is taken, among th
 budget. Whoever compares or plans asks here, pairs and runs of many models alike, so that a plan
 says what a comparison does.
 
-Inner products of two models, or of sums of models.
-
-`inner_products` first makes small differences models of their own. The table of routes then says
-which way the computation goes (`routes`), and the route computes.
+`inner_products` first makes small differences models of their own; then the route of the table
+computes.
 """
 
 from __future__ import annotations

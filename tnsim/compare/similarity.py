@@ -1,14 +1,12 @@
-"""The verbs: similarity, slices, inner, log_inner and plan.
+"""The verbs: similarity, slices, inner, log_inner, plan and check.
 
-A verb reads both sides as models and makes a `Request` of its options; `inner_products` computes
-along the cheapest route, and `numbers` makes the answer. Outside a JAX trace everything runs in a
-scoped 64-bit, full-precision setting, and results are NumPy float64. Inside a trace everything runs
-in the dtype of the weights given, and results are JAX arrays.
+A verb reads both sides as models and makes a `Request` of its options; `routes.inner_products`
+computes along the cheapest route, and `numbers` makes the answer. Outside a JAX trace everything
+runs in a scoped 64-bit, full-precision setting, and results are NumPy float64. Inside a trace
+everything runs in the dtype of the weights given, and results are JAX arrays.
 
-A similarity in closed form, checked by sampling.
-
-The forward passes know nothing of networks or plans, so agreement within the standard error is an
-independent check of a result, and disagreement shows the error of a closure.
+*Checking by samples.* The forward passes know nothing of networks or plans, so agreement within the
+standard error is an independent check of a result, and disagreement shows the error of a closure.
 """
 
 from __future__ import annotations

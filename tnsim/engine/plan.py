@@ -4,11 +4,10 @@ A plan is a row of stages. Each stage runs a *program*, a short list of pairwise
 weighted sums; stages of equal form share a program. A plan is plain data that JSON holds, and is
 shown as a line, as a table of text or as a table of HTML.
 
-The contractions of a plan, to be looked at: as a table of einsum steps, and as cotengra's trees.
-
-A plan shares equal intermediates between diagrams and adds up what has a common factor, so as a
-whole it is a directed graph. What is a tree is the product behind a step, down to the arrays that
-its stage reads and to sums and loops.
+*Contractions to be looked at*: a table of einsum steps, and cotengra's trees. A plan shares equal
+intermediates between diagrams and adds up what has a common factor, so as a whole it is a directed
+graph. What is a tree is the product behind a step, down to the arrays that its stage reads and to
+sums and loops.
 """
 
 from __future__ import annotations

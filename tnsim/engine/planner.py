@@ -1,14 +1,13 @@
-"""The planner, which turns a `Problem` into a `Plan`, once per structure, and caches it.
+"""The planner, which turns a `Problem` into a `Plan`, once per structure, within a budget.
 
 The operands of each stage are first numbered, so that equal layers give equal keys. The program of
 the stage is then looked up in memory and on disk, or built: every product is contracted along a
 path of cotengra, and products share intermediates and common factors. The result depends on the
 structure alone.
 
-Budgets, and the choice of a plan that fits a budget.
-
-A plan that needs too much memory is planned again with smaller chunks, up to four times. Where none
-of these plans fits, or the work is beyond the budget, `TooLarge` is raised before anything runs.
+*Budgets.* A plan that needs too much memory is planned again with smaller chunks, up to four times.
+Where none of these plans fits, or the work is beyond the budget, `TooLarge` is raised before
+anything runs.
 """
 
 from __future__ import annotations

@@ -1,17 +1,15 @@
-"""Where on the data two networks differ: by input, and along which directions of the outputs.
+"""Differences of two networks: on which data, how they are measured and split, along a run.
 
-With `d(x) = b(x) - a(x)` and weights w of the inputs, `|b - a|^2` is the sum of `w(x) |d(x)|^2`,
-whose terms say on which inputs, and at which positions of a sequence, the change is. The singular
-value decomposition of the matrix of all `sqrt(w(x)) d(x)` gives its directions: the first k of them
-leave out less of the change than any other k.
+*Where on the data.* With `d(x) = b(x) - a(x)` and weights w of the inputs, `|b - a|^2` is the sum
+of `w(x) |d(x)|^2`, whose terms say on which inputs, and at which positions of a sequence, the
+change is. The singular value decomposition of the matrix of all `sqrt(w(x)) d(x)` gives its
+directions: the first k of them leave out less of the change than any other k.
 
-What a change is measured by, and a change that is split.
-
-There are two ways to exchange components of two networks a and b: their functions
+*By component.* There are two ways to exchange components of two networks a and b: their functions
 (`change_of_functions.FunctionsExchanged`), and their weights
 (`change_of_weights.WeightsExchanged`). A change asks the same of both.
 
-Runs of training: their checkpoints, and tables of what was found of each.
+*Runs of training* are checkpoints in order, and tables of what was found of each.
 """
 
 from __future__ import annotations

@@ -16,12 +16,10 @@ linear. Sets with two components of that layer are then empty, and 2^C (C' + 1) 
 for C components below it and C' in it. Sets through which no signal goes are known from skips,
 biases and zero matrices, and left out.
 
-Edges: which component reads which, through which legs.
-
-A gate g_e on each edge e multiplies what the legs of one class of a component read of another. The
-classes Q, K and V of attention, and `in` for all legs of other layers, are those that no gauge
-mixes: the left and the right factor of a hidden unit may be exchanged. Two numbers belong to an
-edge:
+*Edges* say which component reads which, through which legs. A gate g_e on each edge e multiplies
+what the legs of one class of a component read of another. The classes Q, K and V of attention, and
+`in` for all legs of other layers, are those that no gauge mixes: the left and the right factor of a
+hidden unit may be exchanged. Two numbers belong to an edge:
 
     cut     |f - f(g_e = 0)|^2 / |f|^2                       what is lost without it
     share   integral of <df/dg_e, f> / |f|^2 along g = t     its part of the function

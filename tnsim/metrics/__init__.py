@@ -2,12 +2,10 @@
 
 The modules in their reading order:
 
-    pairings, orbits                 how legs are joined, of a layer and of whole trees
-    points                           finite measures, block by block
-    protocol                         what a metric answers
-    input_moments                    means and covariances of inputs
-    metric                           the metrics that join legs
-    categorical, empirical, product  finite measures: tokens, own inputs, independent coordinates
-    quadrature                       nodes and draws of Gaussian inputs
-    estimate                         the estimate of a Gaussian metric
+    protocol         what a metric answers, and finite measures, block by block
+    orbits           how legs are joined, of a layer and of whole trees
+    input_moments    means and covariances of inputs, nodes and draws of Gaussian ones
+    metric           the metrics that join legs
+    finite_measures  finite measures: tokens, own inputs, independent coordinates
+    estimate         the estimate of a Gaussian metric
 """

@@ -1,16 +1,13 @@
-"""The metric of a user's own inputs, a finite measure.
+"""The metrics that are finite measures: own inputs, tokens, independent coordinates.
 
-Inputs are an array in memory or a file; of a file only the rows of the current batch are read.
+*Own inputs* are an array in memory or a file; of a file only the rows of the current batch are
+read.
 
-The metric of sequences of independent tokens, a finite measure.
-
-The metric of independent coordinates of any distribution, a finite measure.
-
-A Gauss rule with n nodes has the moments 0 to 2n - 1 of its distribution, so it gives the exact
-means of polynomials up to degree 2n - 1. A distribution given by moments m_k goes through
-Chebyshev's algorithm in exact fractions; a distribution with a density is cut into many small
-panels with a Gauss-Legendre rule in each. Both ways give the recurrence of the orthogonal
-polynomials, and the recurrence gives the rule (see `quadrature`).
+*Independent coordinates* of any distribution. A Gauss rule with n nodes has the moments 0 to 2n - 1
+of its distribution, so it gives the exact means of polynomials up to degree 2n - 1. A distribution
+given by moments m_k goes through Chebyshev's algorithm in exact fractions; a distribution with a
+density is cut into many small panels with a Gauss-Legendre rule in each. Both ways give the
+recurrence of the orthogonal polynomials, and the recurrence gives the rule (see `input_moments`).
 """
 
 from __future__ import annotations

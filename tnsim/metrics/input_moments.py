@@ -12,11 +12,9 @@ Vectors are lifted where a layer has a constant: `x~ = (1, x)`, of mean (1, m) a
 
 Sequences are not lifted. Their covariance is about the mean, over positions and coordinates.
 
-Gauss quadrature of a single coordinate, and points and draws of Gaussian inputs.
-
-A measure's orthonormal polynomials satisfy `b_{k+1} p_{k+1} = (x - a_k) p_k - b_k p_{k-1}`. The n
-nodes of its Gauss rule are the eigenvalues of the Jacobi matrix with the diagonal a and the
-off-diagonal b (Golub and Welsch 1969); the weights are Christoffel's numbers
+*Quadrature.* A measure's orthonormal polynomials satisfy `b_{k+1} p_{k+1} = (x - a_k) p_k - b_k
+p_{k-1}`. The n nodes of its Gauss rule are the eigenvalues of the Jacobi matrix with the diagonal a
+and the off-diagonal b (Golub and Welsch 1969); the weights are Christoffel's numbers
 
     w_i = 1 / sum_{k<n} p_k(x_i)^2,
 
@@ -475,7 +473,7 @@ def _log2(xp: Any, values: Any) -> Any:
 
 
 def second_moment_at(metric: Metric, d: int, lifted: bool, t: float) -> Any:
-    """The second moment C + t m m^T at the variance t of the constant (see `problems.base`).
+    """The second moment C + t m m^T at the variance t of the constant (see `problems.families`).
 
     Args:
         metric: A Gaussian metric.

@@ -16,7 +16,7 @@ and Lambda joins the input legs of A, the bra, with the input legs of B, the ket
 
 The attributes of a metric are written down in `protocol`. A metric that works *layer by layer* says
 by which rule the legs of a layer of the bra meet those of a layer of the ket
-(`pairings.PairingRule`).
+(`orbits.PairingRule`).
 
 A joining as a network is written in `tensor_networks`, as part of a plan in `problems`. `Gaussian`
 beyond a single nonlinear layer and `Symmetric` join the legs of whole trees instead (see `orbits`).
@@ -191,7 +191,7 @@ class GaussianClosure(GaussianMoments):
 
     The value is equal to `Gaussian` for a single nonlinear layer and an approximation beyond. The
     cost is linear in depth. Layers with activations count as nonlinear ones, and have exact kernels
-    as moments (see `problems.kernel_models`). The error of the approximation is not small: trained
+    as moments (see `problems.kernels`). The error of the approximation is not small: trained
     networks of cosine 0.99 have 0.63 to 0.97 (benchmarks/results/closure-error.md).
 
     Two models of different depth have to be aligned, and beyond a single nonlinear layer the value

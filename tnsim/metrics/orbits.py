@@ -1,10 +1,10 @@
-"""Orbits of joinings of two whole trees, as counted diagrams.
+"""Orbits of joinings: of the legs of two layers, weighted, and of two whole trees, counted.
 
-The module is pure combinatorics without arrays of weights. The legs of a tree hang in bunches on
-its bottom nodes, which are the copies of its first nonlinear layer. Once the tensor of every layer
-is symmetrised, the legs of a bunch are alike, and so are the children of a node. A joining is then
-known by the multigraph that it draws on the bottom nodes, up to the automorphisms of the two trees,
-which permute the children of any node.
+*Whole trees.* The module is pure combinatorics without arrays. The legs of a tree hang in bunches
+on its bottom nodes, which are the copies of its first nonlinear layer. Once the tensor of every
+layer is symmetrised, the legs of a bunch are alike, and so are the children of a node. A joining is
+then known by the multigraph that it draws on the bottom nodes, up to the automorphisms of the two
+trees, which permute the children of any node.
 
 Orbits are grown edge by edge, not filtered out of all (2n - 1)!! pairings of 2n legs or all n!
 permutations. A growth step takes the first node with a free leg and joins that leg to a free leg of
@@ -15,12 +15,9 @@ by the same automorphism, so their counts are added and only the canonical multi
 bilinear layers a side have two million pairings; the growth never holds more than 670 multigraphs,
 and ends in 606 orbits.
 
-Weighted joinings of the legs of a layer over another, orbit by orbit.
-
-The module is pure combinatorics without arrays. A joining pairs some legs, hands the other legs to
-the mean (caps them), and says on which side the tensor of the layer has to be symmetrised before
-this representative may stand for its whole orbit: an exchange of legs keeps the *function* of a
-layer, but not its tensor.
+*Layers.* A joining pairs some legs, hands the other legs to the mean (caps them), and says on which
+side the tensor of the layer has to be symmetrised before this representative may stand for its
+whole orbit: an exchange of legs keeps the *function* of a layer, but not its tensor.
 
 *Hermite caps.* For a Gaussian x with raw second moment S = E[x x^T] = C + m m^T and mean m, the
 moment generating function is

@@ -1,14 +1,12 @@
-"""Protocols of metrics: names, guarantees, and a rule for joining legs or points.
+"""Protocols of metrics: names, guarantees, and a rule for joining legs, or points.
 
 The metrics of tnsim follow these protocols. Metrics from outside are finite measures.
 
-Finite measures `sum_i w_i delta(x_i)`, whose points are made block by block.
-
-As a metric operator such a measure is a sum of product vectors, `sum_i w_i x_i (x) ... (x) x_i`,
-and its contraction with a tree is the forward pass at the points. Points are requested by number
-and never stored: a product rule and an enumeration count in mixed radix, and draws are made in
-chunks with a seed for each chunk. Weights are logarithms, as the weights of a rule of high degree
-leave the range of floats.
+*Finite measures* `sum_i w_i delta(x_i)` make their points block by block. As a metric operator such
+a measure is a sum of product vectors, `sum_i w_i x_i (x) ... (x) x_i`, and its contraction with a
+tree is the forward pass at the points. Points are requested by number and never stored: a product
+rule and an enumeration count in mixed radix, and draws are made in chunks with a seed for each
+chunk. Weights are logarithms, as the weights of a rule of high degree leave the range of floats.
 """
 
 from __future__ import annotations

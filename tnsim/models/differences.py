@@ -24,7 +24,7 @@ Terms that are no small changes of each other stay as they are: models of differ
 skip, equal functions with other weights (hidden units permuted), and second differences
 `a - 2 b + c`, which may still cancel once the first differences have been taken.
 
-Constant functions, and models less a constant.
+Models less a constant are models too (`less`).
 """
 
 from __future__ import annotations

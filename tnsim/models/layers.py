@@ -3,19 +3,13 @@
 A layer knows its shapes, its forward pass on an example (or on a batch along leading axes) and its
 order in the input, and nothing of networks, metrics or plans. The formulas are those of the paper's
 section 2.1. `Multilinear` extends them to products of any number of affine maps; `Residual` covers
-the additive rule (skip 1) and the interpolating rule (skip 1 - s). Layers with an activation stand
-in `activated`.
+the additive rule (skip 1) and the interpolating rule (skip 1 - s). Layers from outside follow the
+protocol of `OwnLayer`.
 
-Protocols of layers: layers of tnsim, and layers from outside.
-
-Layers with an activation: no polynomials, and exact under `Gaussian` where such a layer stands
-alone.
-
+*Layers with an activation* are no polynomials, and exact under `Gaussian` where one stands alone.
 `Elementwise` applies a function to every coordinate, `Gated` multiplies it by a second affine map.
 A hidden unit is a function of a linear map or two of the input, so the inner product of two such
 layers is a sum over pairs of hidden units (see `problems.hidden_units`). Their order is infinite.
-
-Bilinear attention as an immutable, checked pytree of weights.
 """
 
 from __future__ import annotations

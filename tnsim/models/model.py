@@ -4,9 +4,8 @@ Models form a vector space of functions, so `a - b` and `2.0 * a` are models too
 stores coefficients and models, and every inner product expands by bilinearity (paper, section 2.4,
 tensor diff similarity). No larger network is ever built.
 
-Record of how a model was read, and the warning about its caveats.
-
-Checks of models and numbers that every verb makes before it begins, and drawn inputs.
+A model keeps the record of how it was read (`Origin`). Checks that every verb makes before it
+begins stand at the end.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import Any, TypeAlias, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
 from tnsim.errors import CaveatWarning, ModelError, TooLarge, warn
 from tnsim.models.arrays import (
@@ -52,7 +51,7 @@ from tnsim.options import checked, shown
 from tnsim.sessions import per_object_cache, session
 from tnsim.tables import html_table
 
-Seed: TypeAlias = int | np.random.Generator | Array
+Seed: TypeAlias = int | np.random.Generator | jax.Array
 """What random numbers are drawn from: a number, a NumPy generator or a JAX key."""
 
 

@@ -249,7 +249,7 @@ def _measured_shifts(
     step = nearest_unit(sizes.max() if shared else sizes)
     if isinstance(layer, Residual):
         # On lifted states a skip of c in the new units adds c to the constant, and c - 1 is taken
-        # off again (`problems.tensors.lifted`). So c stays below 2, at the price of a unit that may
+        # off again (`problems.layer_tensors`). So c stays below 2, at the price of a unit that may
         # be too large. A skip of 1 is below: units that grew by a step over each of its layers
         # took states of size 1 beyond the range of float32 from five layers on.
         skip = exponents_of(layer.skip) - 1

@@ -9,10 +9,8 @@ stored for up to 32 groups of consecutive points, from which errors are estimate
 trace. `sums` compares many functions, batch by batch. `over_batches` is the same inside a trace:
 points are constants, and batches of them are unrolled.
 
-What forward passes take, and the batches of points in which they run.
-
-Where points are draws, sums are kept for groups of consecutive points (`groups`), from which errors
-are estimated. Batches are as large as a cache and the memory allow.
+*Batches.* Where points are draws, sums are kept for groups of consecutive points (`groups`), from
+which errors are estimated. Batches are as large as a cache and the memory allow.
 """
 
 from __future__ import annotations

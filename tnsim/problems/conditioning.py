@@ -35,10 +35,8 @@ gauge.
 *Range.* Whether a computation in plain float32 has the range for a model shows on few inputs
 (`fits_float32`).
 
-Products of matrices to more bits than a float has.
-
-Matrices are cut into slices of few bits, so that products of slices are exact, and the products are
-added up with what rounding leaves out of every sum.
+*Products to more bits than a float has.* Matrices are cut into slices of few bits, so that products
+of slices are exact, and the products are added up with what rounding leaves out of every sum.
 """
 
 from __future__ import annotations

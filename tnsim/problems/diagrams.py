@@ -24,8 +24,8 @@ decomposition: with x the row of L and y the row of R that a hidden unit has,
 
     x (x) y + y (x) x = ((x + y) (x) (x + y) - (x - y) (x) (x - y)) / 2.
 
-D holds the signs (see `lifted.symmetric_arrays`). An attention layer has no such decomposition and
-is given as T itself.
+D holds the signs (see `layer_tensors.symmetric_arrays`). An attention layer has no such
+decomposition and is given as T itself.
 
 *Ways to write a diagram.* A diagram says which first-layer nodes of bra and ket are joined by which
 edges (see `metrics.orbits`). Its value is a contraction: the tensors of both trees, joined at their

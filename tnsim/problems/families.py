@@ -1,4 +1,4 @@
-"""The families of problems, and the choice of the family that answers a comparison (see `base`).
+"""The families of problems, and the choice of the family that answers a comparison.
 
 `choose` is the only place that asks which metric and which kind of models it has. The families:
 
@@ -10,11 +10,9 @@
 Layer over layer, Gaussian moments are carried as means and covariances: raw second moments lose
 digits at every layer where a mean is large relative to the spread around it.
 
-The protocol of a family of problems, its leaves, and constants in sums over pairings.
-
 A *family* is a way to write the inner products of two models as contractions: layer over layer,
-diagrams over whole trees, sequences, tokens. Each is a small frozen object, made from the models'
-layers (not their numbers) and the metric; `families.choose` picks the family that applies. The rest
+diagrams over whole trees, tokens. Each is a small frozen object, made from the models'
+layers (not their numbers) and the metric; `choose` picks the family that applies. The rest
 of the program asks a family the questions of the protocol `Family`, and never which family it is.
 
 *Constants.* Diagrams over whole trees (see `whole_tree`) pair *all* legs, as if the input were a
@@ -40,7 +38,7 @@ The points t need not be positive: F is a polynomial, and `C + t m m^T` is an ar
 Values at points were chosen over coefficients of powers of t. A product of parts of degree j and k
 takes (j + 1)(k + 1) products of coefficients, and n + 1 of values: counted on plans, 0.8 times as
 many multiplications at depth 2, and 1.1 to 1.2 times as many at depth 3. The runs at all points are
-a single run on stacks of moments where that is quicker (see `compare.planned.runs_together`).
+a single run on stacks of moments where that is quicker (see `compare.by_plans.runs_together`).
 """
 
 from __future__ import annotations
@@ -343,7 +341,7 @@ class Sequences(_RunOnce):
     """Models of sequences, layer over layer, with the covariances between positions.
 
     Vectors are sequences of a single position. Exact for the tree metrics at any depth and for
-    `Gaussian` up to a single nonlinear layer; beyond that it is the closure. `base.Family`
+    `Gaussian` up to a single nonlinear layer; beyond that it is the closure. `Family`
     documents the methods.
 
     Args:
@@ -406,7 +404,7 @@ class WholeTree:
     """All legs of both trees joined at once, exactly.
 
     The family of `Symmetric`, and of `Gaussian` beyond a single nonlinear layer. Small models of
-    sequences are flattened into models of vectors. `base.Family` documents the methods.
+    sequences are flattened into models of vectors. `Family` documents the methods.
 
     Args:
         name: Name of the metric that was asked for.
@@ -524,7 +522,7 @@ class WholeTree:
 class Tokens(_RunOnce):
     """Models of sequences under `Categorical` as tables over tokens, exactly.
 
-    `base.Family` documents the methods.
+    `Family` documents the methods.
 
     Args:
         name: Name of the metric.

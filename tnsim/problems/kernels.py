@@ -1,4 +1,4 @@
-"""Inner products of functions of hidden units under a Gaussian, exactly.
+"""Inner products of functions of hidden units under a Gaussian, of one layer and of several.
 
 With x = mean + L z and z standard normal, every hidden unit (`problems.hidden_units`) is a function
 of one or two normal numbers, so the inner product of two functions is a sum over pairs of units,
@@ -14,20 +14,17 @@ J = E A z^T the other terms are x0 . x0' + <J, J'>.
 
 The rows of K are made in blocks, so no more than a block of K is in memory. Numbers on the host
 take NumPy, with nothing to compile; traces and accelerators take JAX, accelerators only where the
-layer is wide enough to keep them busy. Models of several nonlinear layers are chains of such
-functions (`problems.kernel_models`).
+layer is wide enough to keep them busy.
 
 Source:
     Cho and Saul 2009, "Kernel methods for deep learning"; Tsuchida et al. 2018, "Invariance of
     weight distributions in rectified MLPs".
 
-Models with activations under a Gaussian metric, layer over layer.
-
-A model of a single nonlinear layer is a function of hidden units of the input
+*Layer over layer.* A model of a single nonlinear layer is a function of hidden units of the input
 (`problems.hidden_units`), and its inner products are exact. `GaussianClosure` takes any number of
-such layers. A model is then a chain of *segments* with one nonlinear layer each, and the states s
-of one model and t of another that enter segment n are taken for jointly normal, with the means and
-covariances that they have as outputs of segment n - 1 at normal inputs,
+such layers (`Deep`). A model is then a chain of *segments* with one nonlinear layer each, and the
+states s of one model and t of another that enter segment n are taken for jointly normal, with the
+means and covariances that they have as outputs of segment n - 1 at normal inputs,
 
     cov(s, t) = D (K - mean mean') D'^T + J_h J_l'^T + J_l J_h'^T + J_l J_l'^T,
 

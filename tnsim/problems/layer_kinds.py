@@ -1,8 +1,7 @@
 """Layers without their numbers: the kinds on which plans depend.
 
-Layers of two models matched from the input up, in steps of a single layer of each model.
-
-Where a model has a linear layer more, the other waits: an identity stands in for its layer.
+*Alignment.* Layers of two models are matched from the input up, in steps of a single layer of each
+model. Where a model has a linear layer more, the other waits: an identity stands in for its layer.
 """
 
 from __future__ import annotations

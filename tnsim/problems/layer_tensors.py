@@ -1,6 +1,6 @@
-"""The tensor of a layer over lifted bonds: its arrays, and its symmetrised arrays.
+"""A single layer as named arrays: over lifted bonds, of sequences, and as an unrolled network.
 
-Lifted, `x~ = (1, x)`, every layer is homogeneous: a tensor with an output leg and `order` input
+*Lifted*, `x~ = (1, x)`, every layer is homogeneous: a tensor with an output leg and `order` input
 legs (paper, section 2.1). That tensor is a *sum of parts*, each a small product of arrays joined
 over indices, so that a skip connection stays an index and never becomes an identity block:
 
@@ -18,15 +18,11 @@ model has a constant.
 Metrics of whole trees may exchange the legs of a layer. `symmetric_arrays` gives its arrays
 symmetrised over the legs.
 
-Linear layers as affine maps, one after another.
-
-Layers of sequence models as named arrays, with their shapes.
-
-A sequence model is not lifted: its biases stay vectors next to the matrices, because the constant
-is the same at every position and a lifted coordinate per position would multiply it out. The skip
-of a residual is the scalar SKIP; its scale is multiplied into DOWN and O, the 1 / d_head of each
-score into Q1 and Q2, and the rotation of a position into the query and key arrays, which then have
-a position axis.
+*Sequences.* A sequence model is not lifted: its biases stay vectors next to the matrices, because
+the constant is the same at every position and a lifted coordinate per position would multiply it
+out. The skip of a residual is the scalar SKIP; its scale is multiplied into DOWN and O, the 1 /
+d_head of each score into Q1 and Q2, and the rotation of a position into the query and key arrays,
+which then have a position axis.
 
     Linear      WEIGHT[k, i]
                 WEIGHT_BIAS[k]
@@ -35,8 +31,6 @@ a position axis.
     Attention   O[k, a, u] V[a, u, i] MASK[s, t]
                 Qc[s, a, x, i] Kc[t, a, x, i] for c = 1, 2; Qc[a, x, i] and so on without RoPE
                 V_BIAS[a, u] O_BIAS[k] Qc_BIAS[s, a, x] Kc_BIAS[t, a, x]
-
-A single layer as an unrolled network, and layers over flattened sequences.
 
 *Networks.* A drawn network has a tensor per array, over named indices. Inputs and outputs are
 lifted, `(1, x)`; sequences are flattened first, position-major, with a single constant for all
@@ -666,7 +660,7 @@ def _attention_nodes(core: Attention, arrays: dict[str, Any], n_ctx: int) -> tup
     the constant on all legs and gives the constant row and the output bias. With a skip, each of
     the others reads a coordinate of the input on a single leg and the constant on the rest: 1/5 of
     the skip comes from each leg, so that the tensor treats legs alike (as in
-    `lifted.unrolled_arrays` for two legs).
+    `unrolled_arrays` for two legs).
 
     Args:
         core: Attention inside the residuals.
@@ -747,7 +741,7 @@ def flat_arrays(layer: Layer, n_ctx: int) -> dict[str, Any]:
     """The arrays of a layer over flattened sequences.
 
     Returns:
-        Arrays by role, as from `lifted.symmetric_arrays`; DENSE alone for attention.
+        Arrays by role, as from `symmetric_arrays`; DENSE alone for attention.
 
     Raises:
         ModelError: The weights of an attention layer are traced.

@@ -15,7 +15,7 @@ where `a . b` sums over r shared coordinates. Nothing is subtracted, so no digit
 quadratic forms P and Q these are `Sym(P (x) Q)`, `4 Sym(P Q)` and `2 tr(P Q)`. Terms of r = 0 alone
 are the product of monomials, which have symmetric tensors for coefficients too.
 
-A symmetric tensor is stored once per sorted index (`problems.tensors.packed`). Its entry at I is
+A symmetric tensor is stored once per sorted index (`problems.packed`). Its entry at I is
 the mean of `(a . b)` over all ways to split I into p - r and q - r coordinates: matrix products
 make all entries of `a . b`, of which as many are read as there are ways. Blocks of I by its largest
 coordinate bound the size of these matrices and multiply nothing twice: either part of I has that
@@ -260,7 +260,7 @@ def merged_layers(layers: list[dict[str, Any]]) -> tuple[Any, list[MergedLayer]]
     """The linear map before the first multiplying layer, and the multiplying layers.
 
     Args:
-        layers: Arrays of every layer by role, from `problems.tensors.lifted.arrays`.
+        layers: Arrays of every layer by role, from `problems.layer_tensors.arrays`.
 
     Returns:
         Matrix of the linear map, None without a map, and the layers with linear layers merged in.
@@ -558,7 +558,7 @@ def _block_coefficients(
 def _applied_layer(layer: MergedLayer, state: Series, block: IndexBlock, pairs: bool) -> Series:
     """The polynomials above a layer, from the polynomials below it."""
     # Products from left to right; the output matrix comes with the last product. A product of a
-    # single leg is a linear layer, see `kinds.core_of`.
+    # single leg is a linear layer, see `layer_kinds.core_of`.
     first, *between, last = (mapped(leg, state) for leg in layer.legs)
     everything = whole(block.width)
     for factor in between:

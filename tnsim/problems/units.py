@@ -1,14 +1,12 @@
 """The units and bases in which the models of a comparison are written.
 
 All models of a comparison share units of the inputs, and whether units of bonds follow the weights
-alone (`models.scaling`) or the sizes of states under the metric (`state_sizes`). A model whose sums
+alone (`models.scaling`) or the sizes of states under the metric (see below). A model whose sums
 cancel in the basis that it has gets another one (`conditioning`). Derivatives take all of this as
 constants, a *gauge*.
 
-Sizes of the states of a model under a metric, from the input up.
-
-Units of bonds follow these sizes (see `models.scaling`). A state h is known by its lifted second
-moment and mean, with `h~ = (1, h)`,
+*Sizes of states.* Units of bonds follow these sizes (see `models.scaling`). A state h is known by
+its lifted second moment and mean, with `h~ = (1, h)`,
 
     S = <h~ h~^T>,        m = <h~>,
 
@@ -145,8 +143,8 @@ class MeasuredStates:
 
             D <h h^T> D^T + s (D <h x^T> + <x h^T> D^T) + s^2 <x x^T>.
 
-        The state x stands for a product of n legs as in `lifted`: the mean over j of "leg j reads
-        the state, the others the constant".
+        The state x stands for a product of n legs as in `layer_tensors`: the mean over j of "leg
+        j reads the state, the others the constant".
         """
         # Hidden units may be many (`_ROWS_AT_ONCE`): <h h^T> is never held whole, only a band of
         # its rows times D^T.
@@ -525,9 +523,9 @@ def follow_states(models: Iterable[Model]) -> bool:
     """Whether units of some models that are compared must follow the sizes of states.
 
     Units must follow states where the constant 1 is a coordinate of the states (see
-    `kinds.need_constant`). So they do below attention: a moment of two of its outputs is a moment
-    of ten states, and steps of 2^8 in the weights of two layers would take it out of the range of
-    float32.
+    `layer_kinds.need_constant`). So they do below attention: a moment of two of its outputs is a
+    moment of ten states, and steps of 2^8 in the weights of two layers would take it out of the
+    range of float32.
 
     Example:
         >>> import tnsim

@@ -9,7 +9,7 @@ the arrays, and the ways to write a diagram, stand in `diagrams`. The planner ta
 way, contracts shared parts once and takes sums before products.
 
 Diagrams are homogeneous in the lifted input, which they treat as centred. With a constant or a mean
-the problem is run at several second moments `C + t m m^T` and combined (see `base`).
+the problem is run at several second moments `C + t m m^T` and combined (see `families`).
 
 *Upper tensors.* In the outputs y of its first nonlinear layer, a model is a homogeneous polynomial
 
@@ -483,7 +483,8 @@ def fold_trees(
 
     Returns:
         Problem with outputs named by their pair. Its leaves are the arrays of
-        `lifted.symmetric_arrays`, the input's second moment `COVARIANCE` and, lifted, `TRACE`.
+        `layer_tensors.symmetric_arrays`, the input's second moment `COVARIANCE` and, lifted,
+        `TRACE`.
     """
     pairs = tuple(pairs)
     parts = TreeOperands(models, inputs, lifted, n_ctx)

@@ -2,10 +2,8 @@
 
 The modules in their reading order:
 
-    model_networks   models as tagged tree tensor networks
-    closed_networks  inner products as closed networks
-    network_sums     sums of networks as problems of the engine
-    contraction      contraction of any networks
+    networks     models as tagged tree tensor networks, and inner products as closed networks
+    contraction  sums of any networks as problems of the engine
 """
 
 import lazy_loader

@@ -1,7 +1,7 @@
 """Public names and their modules: read by type checkers, and by `__init__.py` at run time."""
 
-from .closed_networks import networks as networks
 from .contraction import Expression as Expression
 from .contraction import contract as contract
 from .contraction import contract_expression as contract_expression
-from .model_networks import network as network
+from .networks import network as network
+from .networks import networks as networks

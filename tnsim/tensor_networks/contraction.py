@@ -15,9 +15,7 @@ of the units, s is projected on the null space of the differences of the rows of
 
 arrays keep 2**(s - e), and the sum lacks 2**(C[0] e).
 
-Sums of quimb networks as checked problems of the engine.
-
-A tensor is an operand, a network a term, and the sum a single definition:
+*Problems.* A tensor is an operand, a network a term, and the sum a single definition:
 
     SUM[output_inds] = sum over networks of weight * product of tensors
 

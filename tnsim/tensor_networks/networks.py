@@ -1,4 +1,4 @@
-"""Closed networks of an inner product, as weighted quimb networks.
+"""Models and inner products as quimb networks: trees, and the closed networks of two of them.
 
 Bra and ket are unrolled (see `network`) and joined at their outputs, and every way of joining their
 input legs that the metric asks for is a network. The sum of weight times contraction is `inner`.
@@ -14,15 +14,13 @@ beside which stand the constant and the input (see `problems.kernels.whole_kerne
 Operators are nodes tagged `SYMMETRISER`, `COVARIANCE`, `MEAN` and `KERNEL`, and an identity is an
 index that two legs share. Closed networks are the picture and the reference; plans never unroll.
 
-Models as tagged quimb tree tensor networks.
-
-The tree is unrolled: layer i of a model with orders n_i appears in n_{i+1} ... n_L copies, which
-share the same arrays. Inputs are lifted, `x~ = (1, x)`, on legs `in0`, `in1`, ... of size d_in + 1;
-the output `out` has size d_out. A sequence is flattened, position-major: legs have size
-1 + n_ctx * d_in, the output n_ctx * d_out. Hidden ranks, positions and heads are hyperindices
+*Models.* The tree is unrolled: layer i of a model with orders n_i appears in n_{i+1} ... n_L
+copies, which share the same arrays. Inputs are lifted, `x~ = (1, x)`, on legs `in0`, `in1`, ... of
+size d_in + 1; the output `out` has size d_out. A sequence is flattened, position-major: legs have
+size 1 + n_ctx * d_in, the output n_ctx * d_out. Hidden ranks, positions and heads are hyperindices
 (several tensors share a single index), so contract with `output_inds`. Tags follow `names`, and the
-network of a single layer comes from `problems.tensors.layer_networks`. Arrays are float64, whatever
-the dtype of the weights.
+network of a single layer comes from `problems.layer_tensors`. Arrays are float64, whatever the
+dtype of the weights.
 """
 
 from __future__ import annotations
@@ -112,7 +110,7 @@ class LayerArrays:
     Args:
         order: Number of input legs.
         nodes: Nodes of the network of the layer, nodes with an input leg last (see
-            `problems.tensors.layer_networks`).
+            `problems.layer_tensors`).
     """
 
     order: int
@@ -567,7 +565,7 @@ def _whole_trees(a: Model, b: Model, metric: Metric) -> Iterator[tuple[float, qt
     """The networks of a metric that joins whole trees, with every nonlinear copy symmetrised.
 
     There is a network for every diagram. With a constant or a mean there is a network for every
-    diagram and every variance t of the constant (see `problems.base`).
+    diagram and every variance t of the constant (see `problems.families`).
     """
     family = WholeTree.of(a, b, metric)
     models: dict[Side, Model] = {"A": family.prepare(a), "B": family.prepare(b)}

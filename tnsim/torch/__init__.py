@@ -3,9 +3,7 @@
 Nothing here imports PyTorch before it is called, and `import torch` means PyTorch in these modules.
 The modules in their reading order:
 
-    models    layers of models that keep the tensors of a module
-    autograd  tensors to JAX and gradients back, by `compare/gradients.py`
-    outputs   functions compared by their outputs on inputs
+    autograd  modules, and functions by their outputs, compared with gradients
     monitor   a network recorded while it trains
 """
 

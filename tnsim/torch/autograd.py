@@ -1,21 +1,20 @@
-"""The cosine of two models as a function of PyTorch's autograd.
+"""Cosines of two models, and of the outputs of two functions, in PyTorch's autograd.
 
 *The points of a finite metric.* Reverse mode keeps the outputs of every layer at every point, so
 all points are in memory at once. They are arguments of the compiled programs: another sample of the
 same size needs no new program.
 
 *The function of autograd.* `compared` takes for moving weights those leaves of (a, b, metric) that
-are tensors of PyTorch (`comparison`), hands them to JAX and the gradients back.
+are tensors of PyTorch (`compare.gradients`), hands them to JAX and the gradients back.
 
-Modules as models that keep the parameters, so that PyTorch records all operations on them.
+*Modules* become models that keep the parameters, so that PyTorch records all operations on them.
 
-The cosine of the outputs of two functions on inputs, with gradients by autograd.
-
-With `F_a = sqrt(w_i) a(x_i)` over all inputs, positions and outputs, the cosine is
-`F_a . F_b / (|F_a| |F_b|)`, see `problems.at_points`. Modules and functions of PyTorch run in their
-own precision and on their own device, as a part of the autograd graph. Models run in JAX; models
-with moving weights run once more on the way back. Inputs pass in batches, of which autograd keeps
-the values inside of modules that have a gradient, and the outputs of the other side beside them.
+*Outputs on inputs.* With `F_a = sqrt(w_i) a(x_i)` over all inputs, positions and outputs, the
+cosine is `F_a . F_b / (|F_a| |F_b|)`, see `problems.at_points`. Modules and functions of PyTorch
+run in their own precision and on their own device, as a part of the autograd graph. Models run in
+JAX; models with moving weights run once more on the way back. Inputs pass in batches, of which
+autograd keeps the values inside of modules that have a gradient, and the outputs of the other side
+beside them.
 
 Without means the outputs of both sides are less their means as numbers, of which autograd records
 nothing. The means `r` of what is left are 0, but their derivatives are not: with P positions

@@ -2,10 +2,8 @@
 
 The modules in their reading order:
 
-    dtypes       names of precisions
     problem      folded contractions by name
-    program      operations over numbered values
-    stages       runs of programs
+    program      operations over numbered values, and runs of them
     matmul_form  contractions as matrix products
     plan_json    plans as text
 """

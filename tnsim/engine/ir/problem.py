@@ -9,8 +9,6 @@ A problem knows names, indices and sizes, but neither layers nor metrics nor arr
 *Scales.* A model of depth L multiplies its arrays exponentially often in L, and no float holds the
 product. After every stage each scale group is therefore divided by a scale, the size of any of its
 definitions, and the exponent of the scale is carried along (see `ScaleGroup`).
-
-Names of the precisions that plans run in.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
-"""The program of a stage: pairwise contractions, sums and loops over numbered values.
+"""Programs: pairwise contractions, sums and loops over numbered values; and stages, which run them.
 
 Values are arrays, numbered with the inputs first. Every stage of a plan runs a program, and stages
 of equal form share it: a stack of 64 layers is a handful of programs. A program also counts its
 scalar multiplications, contractions and written elements.
 
-The stages of a plan: runs of programs on named arrays, in order.
-
-From the stages follows how often the exponent of each scale counts in the exponent of an output
-(`scale_weights`).
+*Stages* are runs of programs on named arrays, in order. From the stages follows how often the
+exponent of each scale counts in the exponent of an output (`scale_weights`).
 """
 
 from __future__ import annotations

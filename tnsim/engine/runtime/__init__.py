@@ -2,11 +2,9 @@
 
 The modules in their reading order:
 
-    stacking          a program on stacks of arrays
-    devices, threads  devices and their memory; a pool, and the threads of BLAS
-    binding           a program as functions of arrays, and a plan in NumPy
-    compiling         compiled programs, from memory, disk or XLA
-    execution         a plan on arrays
-    tiers             where plans run, and the seconds that they take
-    gradients         the way back through a plan
+    devices    devices, their memory, a pool of threads, and the threads of BLAS
+    binding    a program as functions of arrays or of stacks of them, and a plan in NumPy
+    compiling  compiled programs, from memory, disk or XLA
+    execution  a plan on arrays, where it runs, and the seconds that it takes
+    gradients  the way back through a plan
 """

@@ -19,11 +19,10 @@ share the threads of a pool where their work repays it, with BLAS on one thread.
 wait for each other in a busy loop, which beside other work took three times as long (depth 16,
 width 256). No bit depends on which thread runs what.
 
-A program on stacks of arrays.
-
-An array may be stacked over several axes at once, such as the rows and the columns of a block of
-pairs, or over some of the axes, or over none. Stacked axes lead, in one order for all arrays. The
-values that a program computes from arrays without a stacked axis are computed once for the axis.
+*Stacks.* An array may be stacked over several axes at once, such as the rows and the columns of a
+block of pairs, or over some of the axes, or over none. Stacked axes lead, in one order for all
+arrays. The values that a program computes from arrays without a stacked axis are computed once for
+the axis.
 """
 
 from __future__ import annotations

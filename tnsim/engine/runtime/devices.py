@@ -10,15 +10,15 @@ a process that exceeds them: the memory of the machine; the control group of a c
 (`ulimit -v`). The least counts. Systems other than Linux have no control groups, so there the
 memory of the machine counts.
 
-**Threads.** On a CPU XLA multiplies a batch of small matrices on one core, whatever the size of the
-batch. Compiled programs release Python's lock, so calls from several threads use several cores. An
-accelerator works through one compiled program after another, so threads would gain nothing there.
+**Threads of XLA.** On a CPU XLA multiplies a batch of small matrices on one core, whatever the size
+of the batch. Compiled programs release Python's lock, so calls from several threads use several
+cores. An accelerator works through one compiled program after another, so threads would gain
+nothing there.
 
-Threads of the process: a pool that shares tasks, and the number of BLAS's threads.
-
-A single large product takes the threads of BLAS. Where several tasks run at once instead, BLAS
-takes one thread in each of them (`one_blas_thread`). Tasks may wait for each other (`Order`), and a
-task may be cut into parts while it runs.
+**Threads of the process** share the tasks of a pool. A single large product takes the threads of
+BLAS. Where several tasks run at once instead, BLAS takes one thread in each of them
+(`one_blas_thread`). Tasks may wait for each other (`Order`), and a task may be cut into parts while
+it runs.
 
 *Interrupts.* Python raises a `KeyboardInterrupt` between any two steps of the main thread's Python
 code, in functions of the standard library too: one that is raised as `Condition.__exit__` begins

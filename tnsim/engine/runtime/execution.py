@@ -1,19 +1,17 @@
-"""A `Plan` run on arrays: mantissas, exponents of scales, and results on the host.
+"""A `Plan` run on arrays: in which tier, with which exponents of scales, at what expected time.
 
-**Plans.** A plan is compiled or interpreted (see `tiers`). A program is bound once to functions of
+**Plans.** A plan is compiled or interpreted (see below). A program is bound once to functions of
 arrays (`binding`), which run in NumPy, or are what XLA compiles: a compiled program per program and
-dtype, whatever the number of stages that use it. After each stage the values of a
-scale group are divided by the group's scale. The exponent of the scale is kept per stage, so that a
-cosine subtracts exponents stage by stage instead of at the end, where those of a deep network are
-of the order 2^L (paper, section 2.2; norms grow like c^(2^L)).
+dtype, whatever the number of stages that use it. After each stage the values of a scale group are
+divided by the group's scale. The exponent of the scale is kept per stage, so that a cosine
+subtracts exponents stage by stage instead of at the end, where those of a deep network are of the
+order 2^L (paper, section 2.2; norms grow like c^(2^L)).
 
 **Small plans.** A stage costs some 50 microseconds besides its arithmetic: the look-up of its
 compiled program, the hand-over of arrays and the wrapping of results. Where the stages of a plan
 have few operations in total, they become a single compiled program, whose numbers come back as one
 array. Longer plans run stage by stage, so that equal stages share a compiled program and each stage
 frees the arrays it has used.
-
-The tier in which plans run, and the seconds that they are expected to take.
 
 **Tiers** (`tier_in_use`). On a CPU plans run in NumPy, at once. XLA runs what is on an accelerator,
 what is inside a trace of JAX, and what a session asks it to run (`tnsim.Session.tier`). The tier

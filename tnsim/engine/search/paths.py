@@ -9,11 +9,10 @@ as fast as in Python.
 A caller may search with an optimiser of cotengra instead (`searched_by`). Nothing that it finds is
 kept for others.
 
-The state of the process while a plan is made: no cyclic garbage collection, lines of progress.
-
-Planning makes some million small tuples that live until the plan is there and form no cycles. The
-collector of cycles goes through all of them again and again, a third of the time of a plan of a
-language model, and finds nothing. It is switched off while any thread plans.
+*The process while it plans.* Planning makes some million small tuples that live until the plan is
+there and form no cycles. The collector of cycles goes through all of them again and again, a third
+of the time of a plan of a language model, and finds nothing. It is switched off while any thread
+plans.
 
 A plan of three nonlinear layers takes many seconds. Lines of progress go to the logger of this
 module at level INFO, the first after `FIRST_LINE` seconds, each later line after twice the time.

@@ -4,25 +4,20 @@ A `Builder` numbers values. A contraction is identified by the canonical form of
 stands for, so a sub-network reached twice, in another diagram or in another order, is a single
 value. `program_of` makes a program of the values that the outputs need.
 
-The sum of products, with common factors taken out.
+*Sums.* Common factors are taken out by the distributive law, greedily: of all factors that several
+summands share, the factor that saves most multiplications is taken out, the rests are added up in
+the same way, and their sum is multiplied by the factor once.
 
-Common factors are taken out by the distributive law, greedily: of all factors that several summands
-share, the factor that saves most multiplications is taken out, the rests are added up in the same
-way, and their sum is multiplied by the factor once.
+*The order of axes* of every large value is chosen to save copies. NumPy multiplies matrices where
+they stand in memory, and copies an argument or a result of any other order of axes. Entry by entry
+it reads every order, but slowly where it is not that of the result. Each large value in turn gets
+the best of the orders in which its neighbours read or write it without moving entries. Copies of
+values that fit in a cache cost next to nothing.
 
-The order of the axes of every large value of a program, chosen to save copies.
-
-NumPy multiplies matrices where they stand in memory, and copies an argument or a result of any
-other order of axes. Entry by entry it reads every order, but slowly where it is not that of the
-result. Each large value in turn gets the best of the orders in which its neighbours read or write
-it without moving entries. Copies of values that fit in a cache cost next to nothing.
-
-The canonical form of a small tensor network, a hashable key for isomorphic networks.
-
-Two sub-contractions are the same array, up to the order of its axes, when their networks are
-isomorphic: same arrays, joined alike, the same number of open labels. Isomorphic networks have
-equal keys, whatever the names of labels, the order of the tensors, and the order of axes that a
-tensor may exchange.
+*Canonical forms* are hashable keys for isomorphic networks. Two sub-contractions are the same
+array, up to the order of its axes, when their networks are isomorphic: same arrays, joined alike,
+the same number of open labels. Isomorphic networks have equal keys, whatever the names of labels,
+the order of the tensors, and the order of axes that a tensor may exchange.
 
 The key is found as for graphs. Colour refinement tells labels apart by their occurrences. Where
 several labels of a class remain, each member of the first such class is singled out in turn, and

@@ -6,14 +6,12 @@ of a loop is computed inside the loop, where no value has this axis. The values 
 small enough to stay in a cache, and turns can run at once.
 
 `build_program` searches routes product by product (see `routes`), the assembly shares what products
-have in common (see `sharing`), and every sum is made cheaper as a whole (see `sums`).
+have in common (see `sharing`), and every sum is made cheaper as a whole (see `sharing`).
 
-Large values computed in blocks, so that they never stand in memory as a whole.
-
-A value far larger than the processor's caches is written to memory and read again, and it sets the
-peak memory of a plan. Where all operations that lead from such a value to a single sum have an
-index in common, a loop over blocks of this index computes the same sum, and only a block of the
-value is alive at a time.
+*Blocks of large values.* A value far larger than the processor's caches is written to memory and
+read again, and it sets the peak memory of a plan. Where all operations that lead from such a value
+to a single sum have an index in common, a loop over blocks of this index computes the same sum, and
+only a block of the value is alive at a time.
 """
 
 from __future__ import annotations

@@ -29,18 +29,16 @@ depends on the states below:
   positions. A single expansion serves all positions, which are indices of its arrays, and the mask
   is an array that sums over keys.
 - States at different positions are independent: the sum falls into patterns of coinciding positions
-  (see `coincidences`). Each pattern has an expansion of its own in which only legs at a common
+  (see below). Each pattern has an expansion of its own in which only legs at a common
   position are joined; its arrays have a single index, `g`, over the tuples of positions of the
   pattern.
 
-Patterns of coinciding positions, and the arrays that describe them.
-
-A product of two attention outputs is summed over the keys `t` and `T`, and holds legs at up to
-four positions: `s` and `t` of the bra, `S` and `T` of the ket. Where the states at different
-positions are independent, two legs can be joined only if they read the same position. So the sum
-is split by which positions coincide, over the partitions of {s, t, S, T}. These are the
-*patterns*: "sS|t|T" stands for s = S, with t and T different from it and from each other. Within
-a pattern
+*Patterns of coinciding positions.* A product of two attention outputs is summed over the keys `t`
+and `T`, and holds legs at up to four positions: `s` and `t` of the bra, `S` and `T` of the ket.
+Where the states at different positions are independent, two legs can be joined only if they read
+the same position. So the sum is split by which positions coincide, over the partitions of {s, t, S,
+T}. These are the *patterns*: "sS|t|T" stands for s = S, with t and T different from it and from
+each other. Within a pattern
 
 - it is known which legs can be joined, so that the expansion has few terms, and
 - a sum over *different* positions is left, a position for every class of the partition.
@@ -472,7 +470,7 @@ class RuledMoments:
         products: list[Product] = []
         if self.pattern is None or self.pattern.joins(position(one), position(two)):
             products.append(self._placed_product(self.legs.covariance(one, two), one))
-        if self.rule.with_constants:  # C + m m'^T, see `joining_rules`
+        if self.rule.with_constants:  # C + m m'^T, see `notation`
             first, second = self.legs.mean(one), self.legs.mean(two)
             if first is not None and second is not None:
                 at_first = self._placed_product(first, one)

@@ -6,9 +6,9 @@ it is defined once. Models of vectors are models of sequences with a single posi
 
 Carried from layer to layer are the covariances of two models' states between positions,
 `C_XY[s, i, t, j]`, and their means `m_X[s, i]`, in the cheapest form that holds them
-(`bra_ket.Moment`). A step applies a layer of each model (`moments`). For the Gaussian metrics
+(`Moment`). A step applies a layer of each model (`moments`). For the Gaussian metrics
 that is Isserlis' theorem layer by layer: exact for a single nonlinear layer, the closure beyond.
-The tree metrics are the same computation with other joinings (`joining_rules`), and the mean of a
+The tree metrics are the same computation with other joinings (`notation`), and the mean of a
 state then stands for its value at the zero input.
 
 *Scales.* Values grow doubly exponentially with depth, so after every step they are divided by a

@@ -12,9 +12,7 @@ For the next step the sum is a definition, a moment. Where only an inner product
 same summands and the product of the two means are taken at equal output coordinates and added up
 over positions.
 
-Moments of the outputs of attention layers, from the expansions of their heads.
-
-Head a of a layer gives at position s
+*Attention.* Head a of a layer gives at position s
 
     z[s, a] = sum over t of  mask[s, t] (q1[s] . k1[t]) (q2[s] . k2[t]) v[t]
     output  = sum over a of  O[a] z[s, a]

@@ -2,7 +2,7 @@
 
 s, S    position of an output and of its queries, in the bra and in the ket
 t, T    position of keys and values, in the bra and in the ket
-g       a tuple of positions (see `coincidences`)
+g       a tuple of positions (see `expansions`)
 a, b    head, in the bra and in the ket
 k, l    coordinate of an output, in the bra and in the ket
 i, j    coordinate of a state below
@@ -10,11 +10,9 @@ u, w    coordinate of the first leg and of the second; of a mean, `u`
 h, v    hidden unit, coordinate of a value
 y, z    summed inside a single product of an expansion (see `expansions`)
 
-The rules by which a metric joins legs layer by layer, and the matchings that they allow.
-
-The *Gaussian* metrics ask for E[product of legs]. By Isserlis' theorem that is a sum over all ways
-of joining some legs in pairs and leaving the others alone: a pair counts by its covariance, a
-single leg by its mean.
+*Rules of joining.* The *Gaussian* metrics ask for E[product of legs]. By Isserlis' theorem that is
+a sum over all ways of joining some legs in pairs and leaving the others alone: a pair counts by its
+covariance, a single leg by its mean.
 
 The *tree* metrics ask for the inner product of two layers as tensors. Such a tensor reads the
 state through legs, `weight x + bias`, each with a copy of the lifted state (1, x) of its own, and
@@ -30,10 +28,8 @@ pairs across, the others left to their values at zero. In these terms both famil
 a single computation. Layers that act position by position use the sum multiplied out (`matchings`),
 attention uses the factors (`JoiningRule.with_constants`).
 
-States and layers of a step as plain data, and the layers of bra and ket as operands.
-
-Nothing is computed here. `States` names the moments below a step and `LayerStep` has its layers;
-`BraKet` looks up the arrays of a slot and gives them that slot's index names.
+*Bra and ket.* Nothing is computed here. `States` names the moments below a step and `LayerStep` has
+its layers; `BraKet` looks up the arrays of a slot and gives them that slot's index names.
 """
 
 from __future__ import annotations
@@ -340,7 +336,7 @@ class States(NamedTuple):
 
 @dataclass(frozen=True)
 class LayerStep:
-    """A layer of each model over the states below; a model without a layer waits (see `alignment`).
+    """A layer of each model over the states below; a model without one waits (see `layer_kinds`).
 
     Args:
         number: Number of the step, from the input.

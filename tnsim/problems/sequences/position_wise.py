@@ -1,7 +1,7 @@
 """The legs of two layers, and the moments of layers that act position by position.
 
 *Legs.* A layer reads the state below through legs, `leg = weight * state + bias` (see
-`tensors.positional`), and every moment of its output is made of the means of its legs and of the
+`layer_tensors`), and every moment of its output is made of the means of its legs and of the
 covariances between them:
 
     mean of a leg          weight m + bias
@@ -19,7 +19,7 @@ output:
 
 A bilinear layer has n = 2; a linear layer has n = 1, and its leg is the output.
 
-A moment of products of legs is a sum over matchings (see `joining_rules`): legs joined in pairs
+A moment of products of legs is a sum over matchings (see `notation`): legs joined in pairs
 count by their covariances, the others by their means, all of it elementwise in the hidden unit of
 the bra and in the hidden unit of the ket. A *covariance* is the sum over the matchings that join
 a leg of the bra with a leg of the ket; the others make up the product of the two means. For two
