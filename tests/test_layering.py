@@ -191,7 +191,7 @@ def test_foreign_libraries_stay_in_their_rooms(package):
 
 
 LAYER_CLASSES = {"Linear", "Bilinear", "Multilinear", "Attention", "Elementwise", "Gated"}
-LAYERS_ARE_TOLD_APART_IN = ("models/", "problems/tensors/", "checkpoints/", "circuits/")
+LAYERS_ARE_TOLD_APART_IN = ("models/", "problems/layer_", "checkpoints/", "circuits/")
 NAME_LAYERS = {
     "cli/commands",  # makes the random models that it times
     "compare/surrogate",  # makes polynomial layers of layers with an activation

@@ -6,6 +6,5 @@ The modules in their reading order:
     activation    activations, and the parts whose moments are known
     coefficients  Hermite coefficients
     pairs         single pairs of variables, up to correlation 1 and -1
-    kernels       all pairs of hidden units
-    gated         gated units
+    kernels       all pairs of hidden units, those of gated layers too
 """

@@ -14,7 +14,8 @@ The modules in their reading order:
     modules, module_calls          PyTorch modules, and files of their weights, become models
     adapters                       LoRA over a base
     operations                     what operations are, by name, and what the algebra asks of them
-    graphs, functions              forward passes of PyTorch and of JAX as such operations
+    graphs, jaxprs                 forward passes of PyTorch and of JAX as such operations
+    functions                      functions of JAX become models
     entrywise, curves              chains of entrywise operations, and the functions that they are
     batches                        whether inputs of a batch are apart, layers beside a function
     affine_values                  affine maps of operations, dense or as rows of few entries

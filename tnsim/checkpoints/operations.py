@@ -1,6 +1,6 @@
 """Operations of a forward pass: what each is by its name, and what the algebra asks of it.
 
-Front ends (`graphs` for PyTorch, `functions` for JAX) write a forward pass as a `Graph` of
+Front ends (`graphs` for PyTorch, `jaxprs` for JAX) write a forward pass as a `Graph` of
 `Operation`s. Sets of names say what an operation is: affine in the arguments that depend on the
 input; a product, affine in each of several; entrywise, a function of numbers (`entrywise`).
 Everything else is refused by its name. Of an operation the algebra asks for three things:

@@ -4,7 +4,8 @@ A standard transformer is no polynomial, as it has softmax and norms, yet most o
 norm and softmax lie bilinear and linear maps. Each such part is a model of tnsim that is exact as a
 function of the normalised input. The modules in their reading order:
 
-    transformer     affine maps of heads and blocks, norms folded, layout by layout
+    layouts         names of tensors and entries of configurations, family by family
+    transformer     affine maps of heads and blocks, norms folded
     standard_parts  parts of standard transformers, and of tnsim's own models
     parts           parts as models, of one checkpoint or of a whole series, held to the module
 """
