@@ -32,7 +32,7 @@ On lifted states this is a diagonal change of basis on the bonds, which leaves t
 all metrics see the same model. Powers of two are exact, so nothing is rounded. Derivatives treat
 units as constants, since units cancel in the function.
 
-Products of equal factors as powers.
+Products of many equal factors are written as powers (`with_powers`).
 """
 
 from __future__ import annotations
