@@ -60,6 +60,16 @@ Exponents: TypeAlias = "dict[tuple[int, str], Any]"
 _SIDE = 16  # most models per side that run together
 
 
+# Multiplications as which a written element counts. Over plans of all families and widths 16 to
+# 128, multiplications alone run at 3e9 to 6e10 per second; with writing counted in this way, at no
+# less than 1.3e10 per second.
+_ELEMENT_WORK = 64
+# Pairs of at least _LARGE multiplications run up to _AT_ONCE at a time, as a single pair keeps all
+# cores busy only part of the time: on 4 cores, language models of width 256 take 1.46 s per pair
+# one by one, 0.90 s two at once and 0.84 s four at once.
+_AT_ONCE, _LARGE = 4, 2**28
+
+
 class Pairs(NamedTuple):
     """How models of two kinds are contracted with each other, or every model with itself.
 
@@ -389,16 +399,6 @@ class Contracted(ByPairs):
                         if columns is None and not diagonal:
                             array[np.ix_(to, at)] = np.swapaxes(part, 0, 1)
         return whole
-
-
-# Multiplications as which a written element counts. Over plans of all families and widths 16 to
-# 128, multiplications alone run at 3e9 to 6e10 per second; with writing counted in this way, at no
-# less than 1.3e10 per second.
-_ELEMENT_WORK = 64
-# Pairs of at least _LARGE multiplications run up to _AT_ONCE at a time, as a single pair keeps all
-# cores busy only part of the time: on 4 cores, language models of width 256 take 1.46 s per pair
-# one by one, 0.90 s two at once and 0.84 s four at once.
-_AT_ONCE, _LARGE = 4, 2**28
 
 
 class ContractedRun(RouteOfRun):

@@ -56,6 +56,18 @@ else:
 CSV = beginning("a table of similarities", b",")
 
 
+ZARR = Kind(
+    "a Zarr folder of tnsim",
+    lambda file: "tnsim_version" in json.loads(file.read()),
+    needs=("zarr", "zarr"),
+    inside=".zattrs",
+)
+
+_NORM, _NORMS = "log_norm", "log_norms"
+Norms: TypeAlias = Mapping[str, ScaledSum]
+"""Squared norms of some models over all outputs, and of each output where these are told apart."""
+
+
 def require_xarray() -> None:
     """Raise `MissingExtra` where xarray is missing, before a run instead of at its end."""
     if xarray is not None:
@@ -269,12 +281,6 @@ def _is_parquet(file: BinaryIO) -> bool:
 
 NPZ = Kind("a result of tnsim", _is_result)
 PARQUET = Kind("a table of pairs of tnsim", _is_parquet, needs=("pyarrow", "parquet"))
-ZARR = Kind(
-    "a Zarr folder of tnsim",
-    lambda file: "tnsim_version" in json.loads(file.read()),
-    needs=("zarr", "zarr"),
-    inside=".zattrs",
-)
 
 
 def write_csv(result: Pairwise, path: Path) -> None:
@@ -370,11 +376,6 @@ def _written(path: Path, kind: Kind) -> Iterator[Path]:
 def _plain(label: Any) -> Any:
     """A label that UTF-8 can hold."""
     return label.encode("utf-8", "backslashreplace").decode() if isinstance(label, str) else label
-
-
-_NORM, _NORMS = "log_norm", "log_norms"
-Norms: TypeAlias = Mapping[str, ScaledSum]
-"""Squared norms of some models over all outputs, and of each output where these are told apart."""
 
 
 class Doubt(NamedTuple):

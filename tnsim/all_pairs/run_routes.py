@@ -61,6 +61,10 @@ from tnsim.problems.layer_kinds import Kinds, kinds, nonlinear
 from tnsim.problems.units import scaled_under
 from tnsim.scaled import ScaledSum, stacked
 
+# Inputs on which a function runs at once for its digest, and bytes of their outputs. They follow no
+# free memory, as the last digits of outputs may depend on them.
+_BATCH, _BATCH_BYTES = 1024, 2**28
+
 
 @dataclass(frozen=True)
 class AsVectors(Blocks):
@@ -241,11 +245,6 @@ class KernelRun(RouteOfRun):
             seconds=STARTING + self.setting.pairs * run.terms**2 * (largest.seconds - STARTING),
             programs=programs,
         )
-
-
-# Inputs on which a function runs at once for its digest, and bytes of their outputs. They follow no
-# free memory, as the last digits of outputs may depend on them.
-_BATCH, _BATCH_BYTES = 1024, 2**28
 
 
 @dataclass(frozen=True)

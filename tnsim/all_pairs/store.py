@@ -71,6 +71,27 @@ LISTS = "lists"
 """Label of the lease under which the lists of a store are read and written again."""
 
 
+FORMAT = 10
+"""Version of the layout, and of what its numbers mean: another one also where tnsim computes other
+numbers for equal models, as by a mended fault. A store of another version is refused."""
+# Attributes that must be equal for a store to be continued; error messages name them.
+IDENTITY = ("format", "metric", "metric_parameters", "dtype", "slices", "centred", "parts")
+RUN, MODELS, FINISHED = "run", "models", "finished"
+"""Kinds of lists, by which their files are named."""
+RECORDS = "records"
+LOG = "computed.log"
+WITHIN_RESULTS = ("store", "parts")
+"""Names of the store, of whole models and of parts, in the folder where the command writes."""
+Form = tuple[tuple[int, ...], str]
+"""Shape and dtype of an array of a record."""
+_OLDER = ("zarr.json", "parts.json")  # files of the layouts up to version 5
+_PARTIAL = ".partial"  # suffix of an unfinished file
+_ABANDONED = 24 * 3600.0
+"""Seconds after which an unfinished file of another host counts as abandoned: writing a record
+takes less than a second, and clocks of two hosts differ by less than a day."""
+_SHOWN = 5  # most labels that a message names
+
+
 class Leases:
     """The leases of a process in the store at `path`; without a path every lease is granted.
 
@@ -245,27 +266,6 @@ def is_gone(pid: str) -> bool:
     except (OSError, OverflowError):
         return False
     return False
-
-
-FORMAT = 10
-"""Version of the layout, and of what its numbers mean: another one also where tnsim computes other
-numbers for equal models, as by a mended fault. A store of another version is refused."""
-# Attributes that must be equal for a store to be continued; error messages name them.
-IDENTITY = ("format", "metric", "metric_parameters", "dtype", "slices", "centred", "parts")
-RUN, MODELS, FINISHED = "run", "models", "finished"
-"""Kinds of lists, by which their files are named."""
-RECORDS = "records"
-LOG = "computed.log"
-WITHIN_RESULTS = ("store", "parts")
-"""Names of the store, of whole models and of parts, in the folder where the command writes."""
-Form = tuple[tuple[int, ...], str]
-"""Shape and dtype of an array of a record."""
-_OLDER = ("zarr.json", "parts.json")  # files of the layouts up to version 5
-_PARTIAL = ".partial"  # suffix of an unfinished file
-_ABANDONED = 24 * 3600.0
-"""Seconds after which an unfinished file of another host counts as abandoned: writing a record
-takes less than a second, and clocks of two hosts differ by less than a day."""
-_SHOWN = 5  # most labels that a message names
 
 
 class State(Enum):

@@ -69,6 +69,16 @@ IndexPair: TypeAlias = tuple[int, int]
 _WORKER = "worker"  # owner of the blocks of all runs on a worker, see `Job.kept`
 
 
+# Multiplications of a tile: at most one and a half seconds on two cores, so that an interrupted
+# tile loses little, and long enough that the overhead of a tile is small. On an accelerator a tile
+# has so many times the work.
+_TILE_WORK, _ACCELERATED = 2**34, 2**5
+LARGEST_TILE = 128  # models per side of a tile
+_UNKNOWN = 2**33  # bytes assumed free where the platform does not tell
+Bases: TypeAlias = "Counter[Kinds]"
+"""Numbers of distinct models by the kinds of their layers."""
+
+
 class NormBlock(NamedTuple):
     """Squared norms of some models, and the shares of them that are in the models' means.
 
@@ -352,16 +362,6 @@ class ByPairs(Blocks):
                 exponents = rows.exponent[:, None, s] + columns.exponent[None, :, t]
                 parts.append(times(part, over_outputs(factors, part.mantissa), exponents))
         return add(parts)
-
-
-# Multiplications of a tile: at most one and a half seconds on two cores, so that an interrupted
-# tile loses little, and long enough that the overhead of a tile is small. On an accelerator a tile
-# has so many times the work.
-_TILE_WORK, _ACCELERATED = 2**34, 2**5
-LARGEST_TILE = 128  # models per side of a tile
-_UNKNOWN = 2**33  # bytes assumed free where the platform does not tell
-Bases: TypeAlias = "Counter[Kinds]"
-"""Numbers of distinct models by the kinds of their layers."""
 
 
 class Models(NamedTuple):

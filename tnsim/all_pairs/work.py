@@ -48,6 +48,14 @@ from tnsim.sessions import session
 B = TypeVar("B", NormBlock, Tile)
 
 
+K = TypeVar("K", bound=Hashable)
+Task = tuple[Callable[..., Any], tuple]
+_IN_FLIGHT = 128  # most tasks submitted and not yet done, as waiting tasks take memory
+_LOOK = 2.0  # seconds without a result after which the cluster is examined
+_PATIENCE = 10.0  # seconds that a cluster may be without workers, which may be (re)starting
+_PAUSE = 0.1  # seconds between two looks at the records of which other processes have leases
+
+
 @contextlib.contextmanager
 def forgetting(job: Job) -> Iterator[None]:
     """Forget the blocks of a run at its end; the blocks of other runs stay."""
@@ -126,14 +134,6 @@ def _is_beside(value: Any, kind: type, shape: tuple[int, ...]) -> bool:
 def _is_array(value: Any, shape: tuple[int, ...]) -> bool:
     """Whether a value is a float64 array of this shape."""
     return isinstance(value, np.ndarray) and (value.shape, value.dtype) == (shape, np.float64)
-
-
-K = TypeVar("K", bound=Hashable)
-Task = tuple[Callable[..., Any], tuple]
-_IN_FLIGHT = 128  # most tasks submitted and not yet done, as waiting tasks take memory
-_LOOK = 2.0  # seconds without a result after which the cluster is examined
-_PATIENCE = 10.0  # seconds that a cluster may be without workers, which may be (re)starting
-_PAUSE = 0.1  # seconds between two looks at the records of which other processes have leases
 
 
 def completed(

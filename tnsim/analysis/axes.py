@@ -51,6 +51,28 @@ Colour: TypeAlias = "str | tuple[float, float, float, float]"
 """A colour as matplotlib takes it: a hexadecimal text, or red, green, blue and opacity."""
 
 
+SMALL = 8
+"""Size of labels in points."""
+LONGEST = 32
+"""Most letters of a label of a model; longer ones would take the picture."""
+MAX_NUMBERS = 200
+"""Most cells of a matrix into which numbers are written."""
+_MANY = 60
+"""Number of values from which on the points of a curve are not marked."""
+_FEW = 300
+"""Largest number of points that are drawn large."""
+_LABEL = 0.19
+"""Inches along an axis that a label needs."""
+_LETTER, _ROW = 0.07, 0.17
+"""Width of a letter and height of a row in a legend, in inches."""
+_HANDLE = 0.55
+"""Inches that an entry of a legend needs beside its letters."""
+_CROWDED = 0.9
+"""Least similarity from which on all of a figure count as crowded near 1."""
+_SAME = 1e-12
+"""Difference from 1 below which two models count as equal."""
+
+
 class Drawing(TypedDict, total=False):
     """Keyword arguments that every plot takes.
 
@@ -386,28 +408,6 @@ def _notebook_figure() -> type[Figure]:
             return buffer.getvalue()
 
     return NotebookFigure
-
-
-SMALL = 8
-"""Size of labels in points."""
-LONGEST = 32
-"""Most letters of a label of a model; longer ones would take the picture."""
-MAX_NUMBERS = 200
-"""Most cells of a matrix into which numbers are written."""
-_MANY = 60
-"""Number of values from which on the points of a curve are not marked."""
-_FEW = 300
-"""Largest number of points that are drawn large."""
-_LABEL = 0.19
-"""Inches along an axis that a label needs."""
-_LETTER, _ROW = 0.07, 0.17
-"""Width of a letter and height of a row in a legend, in inches."""
-_HANDLE = 0.55
-"""Inches that an entry of a legend needs beside its letters."""
-_CROWDED = 0.9
-"""Least similarity from which on all of a figure count as crowded near 1."""
-_SAME = 1e-12
-"""Difference from 1 below which two models count as equal."""
 
 
 class Panel(NamedTuple):

@@ -62,6 +62,19 @@ _ROUNDING = 1e3
 """Rounding error of an entry at degree 2^10, in units of eps."""
 
 
+_FEWEST = 3
+"""Least number of pairs, as two points always lie on a line."""
+
+_SHARP = 2.0
+"""Steps of this many median steps are called a change."""
+_NO_DIFFERENCE = 1e-7
+"""Distance of unit vectors below which the rounding of their cosine is all there is."""
+_PHASES = 3
+"""Phases into which a run is divided, as on the page and in the demo."""
+_NAMED = 3
+"""Most parts of a kind that are named."""
+
+
 class Embedding(NamedTuple):
     """Models as points.
 
@@ -505,10 +518,6 @@ def _scatter_table(squared: Float[np.ndarray, "K K"]) -> Float[np.ndarray, "K+1 
     return np.where(size > 0, scatter, np.inf)
 
 
-_FEWEST = 3
-"""Least number of pairs, as two points always lie on a line."""
-
-
 class Correlation(NamedTuple):
     """How far two matrices rise together, over pairs of different models.
 
@@ -894,16 +903,6 @@ def trajectory(result: Matrix, to: int | str = "final") -> xr.DataArray:
             )
         column = table[:, place]
     return column.drop_vars("b").assign_attrs(to=to)
-
-
-_SHARP = 2.0
-"""Steps of this many median steps are called a change."""
-_NO_DIFFERENCE = 1e-7
-"""Distance of unit vectors below which the rounding of their cosine is all there is."""
-_PHASES = 3
-"""Phases into which a run is divided, as on the page and in the demo."""
-_NAMED = 3
-"""Most parts of a kind that are named."""
 
 
 def distance(result: xr.Dataset) -> xr.DataArray:

@@ -56,6 +56,13 @@ RUNS = 8
 """Most runs of either kind for each row; a run backwards would give a row of the dense matrix."""
 
 
+AT_ONCE = 2**19
+"""Entries of the largest array on the way, over all rows of a matrix that are computed at once."""
+
+IDENTITY = "the identity"
+"""In the place of `Map.last`, that the last axis of an array is the coordinates in their order."""
+
+
 @dataclass(frozen=True, eq=False)
 class LinearMap:
     """A linear map that is known by running it.
@@ -367,10 +374,6 @@ def _table(length: int) -> list[int]:
     return [rows, length // rows]
 
 
-AT_ONCE = 2**19
-"""Entries of the largest array on the way, over all rows of a matrix that are computed at once."""
-
-
 class Library(Protocol):
     """Functions of arrays that the algebra needs, besides the methods all arrays have.
 
@@ -580,10 +583,6 @@ class Map:
             return True
         entries = self.matrix if self.last is None else self.last
         return requires_grad(entries) or bool(entries.any())
-
-
-IDENTITY = "the identity"
-"""In the place of `Map.last`, that the last axis of an array is the coordinates in their order."""
 
 
 def rerooted(

@@ -43,6 +43,59 @@ ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")  # in the layout o
 ADAPTER_SETTINGS = "adapter_config.json"
 
 
+_PUSHED = ("BININT", "BININT1", "BININT2", "BINUNICODE", "LONG1", "SHORT_BINSTRING")
+"""Instructions whose argument is the value."""
+_OTHERS = ("BINFLOAT", "EMPTY_DICT", "EMPTY_LIST", "EMPTY_SET", "NEWFALSE", "NEWTRUE", "NONE")
+"""Instructions that give a value of which nothing is to be known."""
+_SIZES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+_UNKNOWN = object()
+
+SMALL = 2**25  # bytes of tensors that any file may declare
+EXPANSION = 16  # a file may declare at most so many times its size: weights hardly compress
+SUFFIXES = (".safetensors", ".npz", ".pt", ".pth", ".ckpt")
+LFS_POINTER = b"version https://git-lfs"
+INDEX = "model.safetensors.index.json"  # index of a model in several files
+OLD_INDEX = "pytorch_model.bin.index.json"  # the same of pickles, in older repositories
+TORCH_VERSION = (2, 10)  # the first that reads untrusted files safely
+# Bytes of names, shapes and offsets: enough for ten thousand tensors, and read within a second.
+HEADER_BYTES = 2**22  # safetensors
+DIRECTORY_BYTES = 2**20  # zip archives
+# PyTorch, without the numbers. PyTorch's reader is written in Python: so many bytes of empty lists
+# take 0.8 s, of tensors that share their numbers 1.6 s and 60 MB, and four times as many 7 s.
+PICKLE_BYTES = 2**19
+WEIGHTS_ALONE = (
+    "save the state_dict alone where the module is at home, "
+    'torch.save(module.state_dict(), "weights.pt"), or as safetensors'
+)
+FLOAT8 = {  # by the names of safetensors
+    "F8_E4M3": ml_dtypes.float8_e4m3fn,
+    "F8_E5M2": ml_dtypes.float8_e5m2,
+    "F8_E4M3FNUZ": ml_dtypes.float8_e4m3fnuz,
+    "F8_E5M2FNUZ": ml_dtypes.float8_e5m2fnuz,
+    "F8_E8M0": ml_dtypes.float8_e8m0fnu,
+}
+SAFETENSORS = FLOAT8 | {
+    "BOOL": np.bool_,
+    "U8": np.uint8,
+    "U16": np.uint16,
+    "U32": np.uint32,
+    "U64": np.uint64,
+    "I8": np.int8,
+    "I16": np.int16,
+    "I32": np.int32,
+    "I64": np.int64,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    "F32": np.float32,
+    "F64": np.float64,
+}
+_STRANGE = {  # attributes of PyTorch's tensors that have no numbers one by one
+    "is_meta": "a meta tensor, which has a shape and no numbers",
+    "is_quantized": "quantised",
+    "is_nested": "a nested tensor",
+}
+
+
 def read_text(path: Path, longest: int = JSON_BYTES) -> str:
     """A text file in UTF-8.
 
@@ -157,14 +210,6 @@ _PARSERS = {
 }
 
 
-_PUSHED = ("BININT", "BININT1", "BININT2", "BINUNICODE", "LONG1", "SHORT_BINSTRING")
-"""Instructions whose argument is the value."""
-_OTHERS = ("BINFLOAT", "EMPTY_DICT", "EMPTY_LIST", "EMPTY_SET", "NEWFALSE", "NEWTRUE", "NONE")
-"""Instructions that give a value of which nothing is to be known."""
-_SIZES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
-_UNKNOWN = object()
-
-
 class _Function(NamedTuple):
     """A function or a class, of which the name says enough."""
 
@@ -276,52 +321,6 @@ def _refuse(what: str) -> NoReturn:
     raise CheckpointError(
         f"its pickle asks for {what}, which no weights need; save them again by torch.save"
     )
-
-
-SMALL = 2**25  # bytes of tensors that any file may declare
-EXPANSION = 16  # a file may declare at most so many times its size: weights hardly compress
-SUFFIXES = (".safetensors", ".npz", ".pt", ".pth", ".ckpt")
-LFS_POINTER = b"version https://git-lfs"
-INDEX = "model.safetensors.index.json"  # index of a model in several files
-OLD_INDEX = "pytorch_model.bin.index.json"  # the same of pickles, in older repositories
-TORCH_VERSION = (2, 10)  # the first that reads untrusted files safely
-# Bytes of names, shapes and offsets: enough for ten thousand tensors, and read within a second.
-HEADER_BYTES = 2**22  # safetensors
-DIRECTORY_BYTES = 2**20  # zip archives
-# PyTorch, without the numbers. PyTorch's reader is written in Python: so many bytes of empty lists
-# take 0.8 s, of tensors that share their numbers 1.6 s and 60 MB, and four times as many 7 s.
-PICKLE_BYTES = 2**19
-WEIGHTS_ALONE = (
-    "save the state_dict alone where the module is at home, "
-    'torch.save(module.state_dict(), "weights.pt"), or as safetensors'
-)
-FLOAT8 = {  # by the names of safetensors
-    "F8_E4M3": ml_dtypes.float8_e4m3fn,
-    "F8_E5M2": ml_dtypes.float8_e5m2,
-    "F8_E4M3FNUZ": ml_dtypes.float8_e4m3fnuz,
-    "F8_E5M2FNUZ": ml_dtypes.float8_e5m2fnuz,
-    "F8_E8M0": ml_dtypes.float8_e8m0fnu,
-}
-SAFETENSORS = FLOAT8 | {
-    "BOOL": np.bool_,
-    "U8": np.uint8,
-    "U16": np.uint16,
-    "U32": np.uint32,
-    "U64": np.uint64,
-    "I8": np.int8,
-    "I16": np.int16,
-    "I32": np.int32,
-    "I64": np.int64,
-    "F16": np.float16,
-    "BF16": ml_dtypes.bfloat16,
-    "F32": np.float32,
-    "F64": np.float64,
-}
-_STRANGE = {  # attributes of PyTorch's tensors that have no numbers one by one
-    "is_meta": "a meta tensor, which has a shape and no numbers",
-    "is_quantized": "quantised",
-    "is_nested": "a nested tensor",
-}
 
 
 @dataclass(frozen=True)

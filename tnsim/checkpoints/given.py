@@ -44,6 +44,14 @@ if TYPE_CHECKING:
     from tnsim.checkpoints.load import Series
 
 
+_FAULTS = {
+    "missing_keys": "are not in its files",
+    "mismatched_keys": "have other shapes in its files",
+    "unexpected_keys": "are in its files and in no layer",
+}
+"""What the library reports of a folder that is not the network it names, in words."""
+
+
 def given_model(
     given: Any,
     n_ctx: int | None = None,
@@ -411,14 +419,6 @@ def of_length(model: Any, n_ctx: int) -> Any:
     if isinstance(model, Combination):
         return Combination((c, of_length(part, n_ctx)) for c, part in terms(model))
     return Model(model.layers, n_ctx, model.origin)
-
-
-_FAULTS = {
-    "missing_keys": "are not in its files",
-    "mismatched_keys": "have other shapes in its files",
-    "unexpected_keys": "are in its files and in no layer",
-}
-"""What the library reports of a folder that is not the network it names, in words."""
 
 
 @contextlib.contextmanager

@@ -37,6 +37,8 @@ from tnsim.errors import CheckpointError, ModelError, cause, printable
 from tnsim.models.arrays import detached, host_array, like, requires_grad
 from tnsim.models.layers import Attention, Bilinear, Core, Elementwise, Gated, Linear, Residual
 
+LARGEST_IDENTITY = 2**24  # entries that any layer without a readout may need
+
 
 class KeysDiffer(CheckpointError):
     """The keys of a file are not those of a dialect."""
@@ -335,9 +337,6 @@ def _config_entry(config: Any, path: str) -> tuple[Any, str]:
             return None, key
         config = config[key]
     return config, ""
-
-
-LARGEST_IDENTITY = 2**24  # entries that any layer without a readout may need
 
 
 def layer(rule: Rule, arrays: NamedArrays) -> Core | Residual:

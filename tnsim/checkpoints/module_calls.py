@@ -32,6 +32,17 @@ T = TypeVar("T")
 BATCH = 16  # inputs that run at once where states are collected
 
 
+LEAVES = ("Linear", "Embedding", "LayerNorm", "RMSNorm")  # PyTorch's layers that tnsim reads
+SCALES = (1.0, -1.0, 0.25, 4.0)  # of inputs: functions that agree at one size may differ at another
+TOLERANCE = 1e-5  # relative; in float64 only tables of a rotation in float32 may differ so much
+AN_EXAMPLE = (
+    "an example of them, to tnsim.from_module(net, inputs=x), for gradients to "
+    "tnsim.torch.from_module(net, inputs=x), and for files of its weights to "
+    "tnsim.load(path, net, inputs=x), --example x.npy on the command line"
+)
+SAMPLES, POSITIONS = 8, 5  # sizes of example inputs
+
+
 @checked
 def inputs_of(module: Any, path: str, inputs: Any) -> np.ndarray:
     """The states that enter a submodule while a module runs on inputs.
@@ -234,17 +245,6 @@ def as_precise_as(module: Any) -> Iterator[None]:
     is_wide = any(weight.dtype is torch.float64 for weight in module.parameters())
     with contextlib.nullcontext() if is_wide else Wide():
         yield
-
-
-LEAVES = ("Linear", "Embedding", "LayerNorm", "RMSNorm")  # PyTorch's layers that tnsim reads
-SCALES = (1.0, -1.0, 0.25, 4.0)  # of inputs: functions that agree at one size may differ at another
-TOLERANCE = 1e-5  # relative; in float64 only tables of a rotation in float32 may differ so much
-AN_EXAMPLE = (
-    "an example of them, to tnsim.from_module(net, inputs=x), for gradients to "
-    "tnsim.torch.from_module(net, inputs=x), and for files of its weights to "
-    "tnsim.load(path, net, inputs=x), --example x.npy on the command line"
-)
-SAMPLES, POSITIONS = 8, 5  # sizes of example inputs
 
 
 def leaves_of(module: Any, classes: tuple[type, ...], path: str = "") -> Iterator[tuple[str, Any]]:

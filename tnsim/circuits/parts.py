@@ -56,6 +56,10 @@ in the place of the other differs by 1e-4.
 States = Float[np.ndarray, "batch positions width"]
 
 
+Anatomy: TypeAlias = StandardParts | OwnParts
+"""A model that is taken apart."""
+
+
 class BlockCall(NamedTuple):
     """A call of a submodule.
 
@@ -343,10 +347,6 @@ def _alike_in(module: Any) -> float:
     """Relative difference that rounding of a module's own dtype may make."""
     dtype = next(module.parameters()).dtype
     return max(ALIKE, 1e3 * float(require_torch().finfo(dtype).eps))
-
-
-Anatomy: TypeAlias = StandardParts | OwnParts
-"""A model that is taken apart."""
 
 
 class Parts(Mapping[str, Model]):

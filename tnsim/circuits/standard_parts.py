@@ -50,6 +50,10 @@ _ACTIVATIONS = {
 """Names of activations, by their names in config.json."""
 
 
+_KINDS_OF_ROLES = {**dict.fromkeys(("q1", "k1", "q2", "k2"), ("qk",)), "v": ("ov",), "o": ("ov",)}
+"""Kinds of parts that hold the maps of attention."""
+
+
 class PartName(NamedTuple):
     """The place of a part in a model.
 
@@ -394,10 +398,6 @@ def checked_view(distances: Sequence[int], norm: str, centred: bool = False) -> 
             f"numbers from 0, such as (1, 2, 4), found {distances!r}"
         )
     return View(tuple(map(int, several)), norm, centred)
-
-
-_KINDS_OF_ROLES = {**dict.fromkeys(("q1", "k1", "q2", "k2"), ("qk",)), "v": ("ov",), "o": ("ov",)}
-"""Kinds of parts that hold the maps of attention."""
 
 
 @dataclass(frozen=True, eq=False)

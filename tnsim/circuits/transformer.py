@@ -50,6 +50,10 @@ _QK_NORM_ENTRIES = ("use_qk_norm", "qk_layernorm", "qk_norm")
 _QK_NORM_NAME = re.compile(r"(^|[._])(q|k|query|key)_?(layer)?_?norm([._]|$)", re.IGNORECASE)
 
 
+Matrices = Float[np.ndarray, "*heads rows columns"]
+Vectors = Float[np.ndarray, "*heads rows"]
+
+
 class Place(NamedTuple):
     """The place of a tensor in a layout.
 
@@ -358,10 +362,6 @@ def places_of(
             "weights, and save the model alone"
         )
     return {name: known[name] for name in state if name in known}
-
-
-Matrices = Float[np.ndarray, "*heads rows columns"]
-Vectors = Float[np.ndarray, "*heads rows"]
 
 
 class Affine(NamedTuple):

@@ -67,6 +67,13 @@ bench = typer.Typer(
 )
 
 
+DEPTHS = (1, 2, 4, 8, 16, 32, 64)
+UNROLL_UP_TO = 6  # an unrolled network has 2^depth input legs on each side
+
+JSON = json_object("a measurement of tnsim bench", "rows")
+TIMES = ("first_milliseconds", "milliseconds", "hand_milliseconds", "ratio")
+
+
 @bench.callback()
 def _benches() -> None:
     """Keeps `depth` a command of its own while there is no other."""
@@ -275,8 +282,6 @@ def _cache() -> dict[str, Any]:
     return {"folder": str(folders[0].parent), "files": len(files), "bytes": sum(sizes)}
 
 
-DEPTHS = (1, 2, 4, 8, 16, 32, 64)
-UNROLL_UP_TO = 6  # an unrolled network has 2^depth input legs on each side
 COLUMNS = (
     "depth",
     "multiplications",
@@ -289,8 +294,6 @@ COLUMNS = (
     "ratio",
 )
 JSON_FILE, PICTURE = "depth.json", "depth.png"
-JSON = json_object("a measurement of tnsim bench", "rows")
-TIMES = ("first_milliseconds", "milliseconds", "hand_milliseconds", "ratio")
 
 
 def random_stack(width: int, rank: int, depth: int, dtype: str, seed: int = 0) -> Model:

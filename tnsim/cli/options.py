@@ -78,6 +78,9 @@ _AGAIN = 0.05
 """Seconds after which a signal that was dropped is sent again."""
 
 
+log: logging.Logger = logging.getLogger(__name__)
+
+
 def _presets() -> list[str]:
     """Names of presets, which the shell completes."""
     from tnsim.checkpoints.dialects import PRESETS
@@ -637,9 +640,6 @@ def stoppable(kept: str) -> Iterator[None]:
             timer.cancel()
         for number, handler in zip(signals, before, strict=True):
             signal.signal(number, handler)
-
-
-log: logging.Logger = logging.getLogger(__name__)
 
 
 def module_at(place: str) -> Any:

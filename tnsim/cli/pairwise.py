@@ -58,6 +58,16 @@ _PATIENCE = 20
 """Looks for which a file that cannot be read may still be on its way."""
 
 
+Files = Annotated[
+    list[str],
+    typer.Argument(
+        help="Checkpoints: files, folders, globs, repositories or REPOSITORY@REVISION in a Hugging "
+        "Face cache; - for names on standard input, one a line."
+    ),
+]
+_PICTURES = ("heatmap", "trajectory", "mds", "parts")
+
+
 class _Stamp(NamedTuple):
     """Size and time of change of a file, which differ while the file is being written."""
 
@@ -231,16 +241,6 @@ class _Look:
             return False
         self._whole[path] = stamp
         return True
-
-
-Files = Annotated[
-    list[str],
-    typer.Argument(
-        help="Checkpoints: files, folders, globs, repositories or REPOSITORY@REVISION in a Hugging "
-        "Face cache; - for names on standard input, one a line."
-    ),
-]
-_PICTURES = ("heatmap", "trajectory", "mds", "parts")
 
 
 class _Output(NamedTuple):

@@ -90,6 +90,18 @@ _BUSY = {"cpu": 2**20, "gpu": 2**27}
 """Multiplications of one operation that keep all of a device busy, by JAX's name of the device."""
 
 
+_SPARSE = (
+    "; one or two layers of convolutions are compared as they are where pixels are independent, "
+    "tnsim.Gaussian(mean, variances)"
+)
+_MEANS = 10**10
+"""Multiplications, less than a second, up to which the means of a model's outputs are worked out
+beside a product that was asked for."""
+_STARTING, _PER_DIAGRAM, _LIFTED = 0.08, 1.4e-5, 1.5
+"""Seconds to plan an inner product of whole trees: in any case, for each diagram by the square of
+its number of legs, and the factor beside constants."""
+
+
 def plan_for(
     family: Family,
     pairs: tuple[Pair, ...],
@@ -155,18 +167,6 @@ def announced_plans(plans: Sequence[Plan]) -> AbstractContextManager[None]:
         seconds = AROUND * sum(map(seconds_of, plans))
     name = plans[0].metric if plans else ""
     return announced(f"contractions of {name}", seconds)
-
-
-_SPARSE = (
-    "; one or two layers of convolutions are compared as they are where pixels are independent, "
-    "tnsim.Gaussian(mean, variances)"
-)
-_MEANS = 10**10
-"""Multiplications, less than a second, up to which the means of a model's outputs are worked out
-beside a product that was asked for."""
-_STARTING, _PER_DIAGRAM, _LIFTED = 0.08, 1.4e-5, 1.5
-"""Seconds to plan an inner product of whole trees: in any case, for each diagram by the square of
-its number of legs, and the factor beside constants."""
 
 
 class Contractions:

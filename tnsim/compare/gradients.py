@@ -76,6 +76,12 @@ Weights = dict[int, Float[jax.Array, "..."]]
 """Arrays by their number among the leaves of (a, b, metric)."""
 
 
+_Key: TypeAlias = tuple[int, str]
+"""Number of a layout, or behind all layouts of a run, and the name of an array there."""
+_Arrays: TypeAlias = dict[_Key, Any]
+_Given: TypeAlias = WeightedPoints | GivenKernels
+
+
 @dataclass(frozen=True)
 class Form:
     """The structure of a comparison, without its numbers.
@@ -233,12 +239,6 @@ def _is_moved(tree: Any) -> bool:
 
 def _is_number(leaf: Any) -> bool:
     return hasattr(leaf, "dtype") or isinstance(leaf, float)
-
-
-_Key: TypeAlias = tuple[int, str]
-"""Number of a layout, or behind all layouts of a run, and the name of an array there."""
-_Arrays: TypeAlias = dict[_Key, Any]
-_Given: TypeAlias = WeightedPoints | GivenKernels
 
 
 def _compiled(**options: Any) -> Any:

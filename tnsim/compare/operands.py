@@ -46,6 +46,13 @@ SumOfModels: TypeAlias = Scaled[tuple[tuple[Any, Any, Any], ...]]
 exponent of the sum."""
 
 
+V = TypeVar("V")
+_FAR = 2**14
+"""An exponent of two beyond all floats."""
+
+_metric_digest = per_object_cache(digest_of)
+
+
 def numbered_models(first: AnyModel, second: AnyModel) -> tuple[list[Model], Places]:
     """The distinct models of two sums, and the numbers of those that each sum consists of.
 
@@ -159,12 +166,6 @@ def mean_share(
             return math.nan
         means.append(times(of_outputs, coefficient, exponent))
     return float(share_of_squares(add(means), total(norm, slices=np.ndim(norm.mantissa) > 0)))
-
-
-V = TypeVar("V")
-
-_FAR = 2**14
-"""An exponent of two beyond all floats."""
 
 
 def is_known_constant(value: Any) -> bool:
@@ -288,9 +289,6 @@ def content(metric: Metric) -> Hashable:
         True
     """
     return type(metric), _metric_digest(metric) if jax.tree.leaves(metric) else None
-
-
-_metric_digest = per_object_cache(digest_of)
 
 
 def placed_weights(

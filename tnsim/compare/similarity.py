@@ -57,6 +57,9 @@ from tnsim.problems import at_points
 from tnsim.problems.at_points import GROUPS, Sums, work_of
 from tnsim.tables import html_table
 
+Expectation: TypeAlias = Gaussian | GaussianClosure | Categorical
+"""Metrics that are an expectation over a distribution from which inputs can be drawn."""
+
 
 @checked
 def similarity(
@@ -341,10 +344,6 @@ def plan(
     if estimate.contraction is None:
         choice.route.check(estimate, budget)
     return estimate
-
-
-Expectation: TypeAlias = Gaussian | GaussianClosure | Categorical
-"""Metrics that are an expectation over a distribution from which inputs can be drawn."""
 
 
 class Check(NamedTuple):

@@ -60,6 +60,10 @@ MAX_OPERATIONS = 200
 XLA's compile time grows faster than linearly in the length of a program."""
 
 
+FREE_SHARE = 0.8  # share of free memory that a plan may use with its compiling
+_ALWAYS_FITS = 2**24  # bytes for which free memory is not looked up
+
+
 def plan_problem(
     problem: Problem,
     metric: str,
@@ -353,10 +357,6 @@ def _program_for(data: Any, stage: Stage, shapes: Shapes) -> Program:
     if program.shapes != shapes or given != expected or len(program.scales) != len(groups):
         raise ValueError("the program of another stage")
     return program
-
-
-FREE_SHARE = 0.8  # share of free memory that a plan may use with its compiling
-_ALWAYS_FITS = 2**24  # bytes for which free memory is not looked up
 
 
 @checked

@@ -32,6 +32,17 @@ MOST_BYTES = 2**31
 """Most bytes of differences that directions are found from."""
 
 
+TOTALS = {"distance": "|b - a|^2", "similarity": "1 - similarity"}
+"""Values of `of`, and what they are measures of."""
+
+Run = Series | Mapping | list | tuple
+"""The checkpoints of a run: of files, by labels, or in their order."""
+SHOWN = 24
+"""Most columns of a table, those of the largest numbers."""
+ROWS, _LETTERS = 20, "abcdef"
+"""Most rows of a text, and a letter for each of its columns."""
+
+
 class Batch(NamedTuple):
     """The difference of two networks on some inputs.
 
@@ -124,10 +135,6 @@ def directions(batches: Iterator[Batch], count: int) -> xr.Dataset:
     return xr.Dataset(content)
 
 
-TOTALS = {"distance": "|b - a|^2", "similarity": "1 - similarity"}
-"""Values of `of`, and what they are measures of."""
-
-
 class Unchanged(ModelError, ResultError):
     """Two networks that are one function, or differ by rounding: there is no change to split."""
 
@@ -150,14 +157,6 @@ class Split(NamedTuple):
     surroundings: float = 0.0
     exact: bool = False
     doubts: tuple[str, ...] = ()
-
-
-Run = Series | Mapping | list | tuple
-"""The checkpoints of a run: of files, by labels, or in their order."""
-SHOWN = 24
-"""Most columns of a table, those of the largest numbers."""
-ROWS, _LETTERS = 20, "abcdef"
-"""Most rows of a text, and a letter for each of its columns."""
 
 
 def checkpoints_of(run: Run) -> tuple[tuple[Any, ...], Iterable[Any]]:

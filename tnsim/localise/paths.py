@@ -93,6 +93,14 @@ from tnsim.problems.kernels import KERNEL_DTYPE, PreparedModel, products_of_part
 from tnsim.scaled import beyond_float, power
 from tnsim.tables import guarantee, html_table
 
+MOST_SWITCHED = 1024
+"""Most switched models of one question; their inner products are a matrix of this size."""
+_LARGE = 1e3
+"""Largest weight or bias of a model in which nothing need cancel to more than half of the digits
+of float64."""
+START, REST = "embed", "remainder"
+"""Label of the path through no component, and of paths that are not told apart."""
+
 
 @dataclass(frozen=True, eq=False)
 class Edges:
@@ -263,15 +271,6 @@ def edges_between(model: Model, by: str, setting: Setting) -> Edges:
 def _edge_label(parts: tuple[Component, ...], edge: Edge) -> str:
     source = "embed" if edge.source == EMBED else parts[edge.source].label
     return f"{source} > {edge.leg} of {parts[edge.target].label}"
-
-
-MOST_SWITCHED = 1024
-"""Most switched models of one question; their inner products are a matrix of this size."""
-_LARGE = 1e3
-"""Largest weight or bias of a model in which nothing need cancel to more than half of the digits
-of float64."""
-START, REST = "embed", "remainder"
-"""Label of the path through no component, and of paths that are not told apart."""
 
 
 @dataclass(frozen=True, eq=False)

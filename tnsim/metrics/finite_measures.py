@@ -46,6 +46,13 @@ from tnsim.models.functions import input_rows
 from tnsim.models.model import Seed, seed_number
 from tnsim.options import checked, shown
 
+_PANELS, _PANEL_NODES = 400, 20  # panels between two edges of a density, nodes of a panel
+_ROUNDING = 1e-12  # relative rounding of moments that are given as floats
+_VISIBLE = 1e-3  # rounding of the moments beside the spread, beyond which a warning tells it
+# A square of the recurrence below this share of what it is left of has no digit: what follows it
+# would be a node of rounding, far from the others.
+_EPS = 2.0**-50
+
 
 class RowsOnDemand:
     """Inputs in the form of an array, of which rows are made where they are asked for.
@@ -432,14 +439,6 @@ def token_probabilities(metric: Metric, vocabulary: int) -> Float[Array, " vocab
     if not isinstance(metric, Categorical):
         raise ModelError(f"expected Categorical(), found {type(metric).__name__}")
     return metric.distribution(vocabulary)
-
-
-_PANELS, _PANEL_NODES = 400, 20  # panels between two edges of a density, nodes of a panel
-_ROUNDING = 1e-12  # relative rounding of moments that are given as floats
-_VISIBLE = 1e-3  # rounding of the moments beside the spread, beyond which a warning tells it
-# A square of the recurrence below this share of what it is left of has no digit: what follows it
-# would be a node of rounding, far from the others.
-_EPS = 2.0**-50
 
 
 @dataclass(frozen=True)

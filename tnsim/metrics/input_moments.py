@@ -52,6 +52,14 @@ _NOISE = 1e-14
 """Share of the largest eigenvalue, for every coordinate, that is the rounding of given matrices."""
 
 
+_RELATIVE = 1e-14
+"""Directions with singular values below this share of the largest count as not read."""
+_MOST = 32
+"""Most coordinates: already two nodes in each give 2^32 points, more than any budget allows."""
+_MOST_NODES = 2**13
+"""Most nodes of a coordinate: a rule takes two seconds, and the time grows with the square."""
+
+
 @dataclass(frozen=True, eq=False)
 class GaussianMoments:
     """Base of both Gaussian metrics: moments of x ~ N(mean, cov), and Isserlis' theorem."""
@@ -608,14 +616,6 @@ def _structure(cov: Any) -> str:
     if cov is None:
         return "identity"
     return "diagonal" if cov.ndim == 1 else "full"
-
-
-_RELATIVE = 1e-14
-"""Directions with singular values below this share of the largest count as not read."""
-_MOST = 32
-"""Most coordinates: already two nodes in each give 2^32 points, more than any budget allows."""
-_MOST_NODES = 2**13
-"""Most nodes of a coordinate: a rule takes two seconds, and the time grows with the square."""
 
 
 def gauss_rule(diagonal: Float[np.ndarray, " n"], off_diagonal: Float[np.ndarray, " n-1"]) -> Rule:

@@ -44,6 +44,251 @@ from tnsim.scaled import library
 MASKS = ("causal", "none")
 
 
+class Layer(Protocol):
+    """A layer of a model: a polynomial of a single order, up to biases and skips, or an activation.
+
+    A layer is an immutable pytree whose leaves are the weights. The algebra knows `Linear`,
+    `Bilinear`, `Multilinear`, `Attention`, `Elementwise`, `Gated` and `Residual`; a layer from
+    outside says which of these computes the same (see `OwnLayer`).
+
+    Example:
+        >>> import tnsim
+        >>> layer = tnsim.Bilinear([[1.0, 0.0]], [[0.0, 1.0]], [[1.0]])
+        >>> layer.order, layer.d_in, layer.d_out
+        (2, 2, 1)
+
+    Source:
+        Paper, section 2.1.
+    """
+
+    @property
+    def order(self) -> int:
+        """Degree of the polynomial, the number of input legs of its tensor; infinite of others."""
+        ...
+
+    @property
+    def d_in(self) -> int:
+        """Coordinates of the input."""
+        ...
+
+    @property
+    def d_out(self) -> int:
+        """Coordinates of the output."""
+        ...
+
+    def __call__(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"]:
+        """The forward pass, for any leading axes.
+
+        Args:
+            x: Inputs (..., d_in); for attention (..., n_ctx, d_in).
+
+        Returns:
+            Outputs (..., d_out), in the dtype that weights and input promote to.
+        """
+        ...
+
+
+@runtime_checkable
+class OwnLayer(Protocol):
+    """A layer from outside, with a method that names an equal layer of tnsim.
+
+    `Model` and `Residual` call `as_layer` once, compare the two forward passes, and hold the layer
+    of tnsim.
+
+    Example:
+        >>> import numpy as np
+        >>> import tnsim
+        >>> class Cubic:
+        ...     def __init__(self, weight, down):
+        ...         self.weight, self.down = weight, down
+        ...     def __call__(self, x):
+        ...         return (x @ self.weight.T) ** 3 @ self.down.T
+        ...     def as_layer(self):
+        ...         return tnsim.Multilinear([self.weight] * 3, self.down)
+        >>> tnsim.Model([Cubic(np.eye(2), np.ones((1, 2)))]).layers
+        (Multilinear(3 legs, 2 -> 1, rank 2),)
+    """
+
+    def as_layer(self) -> Layer:
+        """The same function as a layer of tnsim.
+
+        Returns:
+            A layer with the same forward pass; `Model` raises `ModelError` where the two differ on
+            random inputs.
+        """
+        ...
+
+    def __call__(self, x: Any) -> Any:
+        """The forward pass, with which `Model` compares the layer of tnsim."""
+        ...
+
+
+class Multilinear(AffineMaps):
+    """A product of any number of affine maps: `D (h_1 * ... * h_n) + b` with `h_j = W_j x + b_j`.
+
+    Every polynomial of order n has this form, with enough hidden units. `Bilinear` is the case of
+    two maps.
+
+    Args:
+        legs: Matrices W_1 to W_n, each (rank, d_in); an array may be given several times.
+        down: Matrix D, (d_out, rank).
+        leg_biases: Vectors b_1 to b_n, each (rank,) or None; None for no biases on legs.
+        down_bias: Vector b, (d_out,) or None.
+
+    Raises:
+        ModelError: Shapes do not fit, an entry is not finite, or there is no leg.
+
+    Example:
+        >>> import numpy as np
+        >>> cube = Multilinear([[[2.0]]] * 3, [[1.0]])
+        >>> cube(np.array([1.0])), cube.order
+        (array([8.]), 3)
+
+    Source:
+        Paper, section 2.1: equation 1 with n maps instead of two, a CP decomposition of the
+        tensor of the layer.
+    """
+
+    n_legs: int
+    down: Float[Array, "out rank"]
+    down_bias: Float[Array, " out"] | None
+
+    @checked
+    def __init__(
+        self,
+        legs: Sequence[Any],
+        down: Any,
+        leg_biases: Sequence[Any] | None = None,
+        down_bias: Any = None,
+    ) -> None:
+        legs = list(legs)
+        if not legs:
+            raise ModelError("Multilinear multiplies at least one leg, found none")
+        biases = [None] * len(legs)
+        if leg_biases is not None:
+            biases = list(leg_biases)
+        if len(biases) != len(legs):
+            raise ModelError(f"Multilinear has {len(legs)} legs but {len(biases)} leg biases")
+        given: dict[str, Any] = {"down": down, "down_bias": down_bias}
+        for n, (leg, bias) in enumerate(zip(legs, biases, strict=True)):
+            given |= {f"leg{n}": leg, f"leg{n}_bias": bias}
+        set_arrays(self, n_legs=len(legs), **given)
+        self.__post_init__()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"Multilinear is immutable, cannot set {name!r}; build a new one")
+
+    @property
+    def maps(self) -> tuple[tuple[str, ...], str]:
+        """Names of the legs and of the output map."""
+        return tuple(f"leg{n}" for n in range(self.n_legs)), "down"
+
+    @property
+    def legs(self) -> tuple[Float[Array, "rank in"], ...]:
+        """The matrices W_1 to W_n."""
+        return tuple(getattr(self, f"leg{n}") for n in range(self.n_legs))
+
+    @property
+    def leg_biases(self) -> tuple[Float[Array, " rank"] | None, ...]:
+        """The vectors b_1 to b_n, None where there is none."""
+        return tuple(getattr(self, f"leg{n}_bias") for n in range(self.n_legs))
+
+    @property
+    def rank(self) -> int:
+        """Hidden units, over which products are summed."""
+        return self.down.shape[-1]
+
+    def __repr__(self) -> str:
+        return f"Multilinear({self.n_legs} legs, {self.d_in} -> {self.d_out}, rank {self.rank})"
+
+
+def _flatten(layer: Multilinear) -> tuple[tuple[Any, ...], int]:
+    return (*layer.legs, *layer.leg_biases, layer.down, layer.down_bias), layer.n_legs
+
+
+def _unflatten(n_legs: int, children: Iterable[Any]) -> Multilinear:
+    """Rebuild a layer without checks, since JAX fills layers with tracers and placeholders."""
+    *legs, down, down_bias = children
+    layer = object.__new__(Multilinear)
+    set_arrays(layer, down=down, down_bias=down_bias, n_legs=n_legs)
+    for n in range(n_legs):
+        set_arrays(layer, **{f"leg{n}": legs[n], f"leg{n}_bias": legs[n_legs + n]})
+    return layer
+
+
+jax.tree_util.register_pytree_node(Multilinear, _flatten, _unflatten)
+
+
+@pytree
+@dataclass(frozen=True, eq=False)
+class Linear(AffineMaps):
+    """The affine map `W x + b`.
+
+    Args:
+        weight: Matrix W, (d_out, d_in).
+        bias: Vector b, (d_out,) or None.
+
+    Raises:
+        ModelError: Shapes do not fit, or an entry is not finite.
+
+    Example:
+        >>> Linear([[2.0, 0.0]], [1.0])(np.array([3.0, 5.0]))
+        array([7.])
+
+    Source:
+        Paper, section 2.1.
+    """
+
+    weight: Float[Array, "out in"]
+    bias: Float[Array, " out"] | None = None
+    maps = (), "weight"
+
+    def hidden(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch in"]:
+        """The input itself, which W multiplies."""
+        return x
+
+
+@pytree
+@dataclass(frozen=True, eq=False)
+class Bilinear(AffineMaps):
+    """A product of two affine maps, entry by entry: `D ((L x + l) * (R x + r)) + b`.
+
+    Args:
+        left: Matrix L, (rank, d_in).
+        right: Matrix R, (rank, d_in).
+        down: Matrix D, (d_out, rank).
+        left_bias: Vector l, (rank,) or None.
+        right_bias: Vector r, (rank,) or None.
+        down_bias: Vector b, (d_out,) or None.
+
+    Raises:
+        ModelError: Shapes do not fit, or an entry is not finite.
+
+    Example:
+        The product of two coordinates.
+
+        >>> product = Bilinear([[1.0, 0.0]], [[0.0, 1.0]], [[1.0]])
+        >>> product(np.array([3.0, 5.0]))
+        array([15.])
+
+    Source:
+        Paper, equation 1, with the lift written out as biases.
+    """
+
+    left: Float[Array, "rank in"]
+    right: Float[Array, "rank in"]
+    down: Float[Array, "out rank"]
+    left_bias: Float[Array, " rank"] | None = None
+    right_bias: Float[Array, " rank"] | None = None
+    down_bias: Float[Array, " out"] | None = None
+    maps = ("left", "right"), "down"
+
+    @property
+    def rank(self) -> int:
+        """Hidden units, over which products are summed."""
+        return self.left.shape[-2]
+
+
 @checked(own="rope_base")
 @pytree
 @dataclass(frozen=True, eq=False)
@@ -419,251 +664,6 @@ class Gated(AffineMaps):
         """Values of the hidden units, which D multiplies."""
         units = self.activation(self._at("gate", x))
         return units if self.up is None else units * self._at("up", x)
-
-
-class Layer(Protocol):
-    """A layer of a model: a polynomial of a single order, up to biases and skips, or an activation.
-
-    A layer is an immutable pytree whose leaves are the weights. The algebra knows `Linear`,
-    `Bilinear`, `Multilinear`, `Attention`, `Elementwise`, `Gated` and `Residual`; a layer from
-    outside says which of these computes the same (see `OwnLayer`).
-
-    Example:
-        >>> import tnsim
-        >>> layer = tnsim.Bilinear([[1.0, 0.0]], [[0.0, 1.0]], [[1.0]])
-        >>> layer.order, layer.d_in, layer.d_out
-        (2, 2, 1)
-
-    Source:
-        Paper, section 2.1.
-    """
-
-    @property
-    def order(self) -> int:
-        """Degree of the polynomial, the number of input legs of its tensor; infinite of others."""
-        ...
-
-    @property
-    def d_in(self) -> int:
-        """Coordinates of the input."""
-        ...
-
-    @property
-    def d_out(self) -> int:
-        """Coordinates of the output."""
-        ...
-
-    def __call__(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"]:
-        """The forward pass, for any leading axes.
-
-        Args:
-            x: Inputs (..., d_in); for attention (..., n_ctx, d_in).
-
-        Returns:
-            Outputs (..., d_out), in the dtype that weights and input promote to.
-        """
-        ...
-
-
-@runtime_checkable
-class OwnLayer(Protocol):
-    """A layer from outside, with a method that names an equal layer of tnsim.
-
-    `Model` and `Residual` call `as_layer` once, compare the two forward passes, and hold the layer
-    of tnsim.
-
-    Example:
-        >>> import numpy as np
-        >>> import tnsim
-        >>> class Cubic:
-        ...     def __init__(self, weight, down):
-        ...         self.weight, self.down = weight, down
-        ...     def __call__(self, x):
-        ...         return (x @ self.weight.T) ** 3 @ self.down.T
-        ...     def as_layer(self):
-        ...         return tnsim.Multilinear([self.weight] * 3, self.down)
-        >>> tnsim.Model([Cubic(np.eye(2), np.ones((1, 2)))]).layers
-        (Multilinear(3 legs, 2 -> 1, rank 2),)
-    """
-
-    def as_layer(self) -> Layer:
-        """The same function as a layer of tnsim.
-
-        Returns:
-            A layer with the same forward pass; `Model` raises `ModelError` where the two differ on
-            random inputs.
-        """
-        ...
-
-    def __call__(self, x: Any) -> Any:
-        """The forward pass, with which `Model` compares the layer of tnsim."""
-        ...
-
-
-class Multilinear(AffineMaps):
-    """A product of any number of affine maps: `D (h_1 * ... * h_n) + b` with `h_j = W_j x + b_j`.
-
-    Every polynomial of order n has this form, with enough hidden units. `Bilinear` is the case of
-    two maps.
-
-    Args:
-        legs: Matrices W_1 to W_n, each (rank, d_in); an array may be given several times.
-        down: Matrix D, (d_out, rank).
-        leg_biases: Vectors b_1 to b_n, each (rank,) or None; None for no biases on legs.
-        down_bias: Vector b, (d_out,) or None.
-
-    Raises:
-        ModelError: Shapes do not fit, an entry is not finite, or there is no leg.
-
-    Example:
-        >>> import numpy as np
-        >>> cube = Multilinear([[[2.0]]] * 3, [[1.0]])
-        >>> cube(np.array([1.0])), cube.order
-        (array([8.]), 3)
-
-    Source:
-        Paper, section 2.1: equation 1 with n maps instead of two, a CP decomposition of the
-        tensor of the layer.
-    """
-
-    n_legs: int
-    down: Float[Array, "out rank"]
-    down_bias: Float[Array, " out"] | None
-
-    @checked
-    def __init__(
-        self,
-        legs: Sequence[Any],
-        down: Any,
-        leg_biases: Sequence[Any] | None = None,
-        down_bias: Any = None,
-    ) -> None:
-        legs = list(legs)
-        if not legs:
-            raise ModelError("Multilinear multiplies at least one leg, found none")
-        biases = [None] * len(legs)
-        if leg_biases is not None:
-            biases = list(leg_biases)
-        if len(biases) != len(legs):
-            raise ModelError(f"Multilinear has {len(legs)} legs but {len(biases)} leg biases")
-        given: dict[str, Any] = {"down": down, "down_bias": down_bias}
-        for n, (leg, bias) in enumerate(zip(legs, biases, strict=True)):
-            given |= {f"leg{n}": leg, f"leg{n}_bias": bias}
-        set_arrays(self, n_legs=len(legs), **given)
-        self.__post_init__()
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError(f"Multilinear is immutable, cannot set {name!r}; build a new one")
-
-    @property
-    def maps(self) -> tuple[tuple[str, ...], str]:
-        """Names of the legs and of the output map."""
-        return tuple(f"leg{n}" for n in range(self.n_legs)), "down"
-
-    @property
-    def legs(self) -> tuple[Float[Array, "rank in"], ...]:
-        """The matrices W_1 to W_n."""
-        return tuple(getattr(self, f"leg{n}") for n in range(self.n_legs))
-
-    @property
-    def leg_biases(self) -> tuple[Float[Array, " rank"] | None, ...]:
-        """The vectors b_1 to b_n, None where there is none."""
-        return tuple(getattr(self, f"leg{n}_bias") for n in range(self.n_legs))
-
-    @property
-    def rank(self) -> int:
-        """Hidden units, over which products are summed."""
-        return self.down.shape[-1]
-
-    def __repr__(self) -> str:
-        return f"Multilinear({self.n_legs} legs, {self.d_in} -> {self.d_out}, rank {self.rank})"
-
-
-def _flatten(layer: Multilinear) -> tuple[tuple[Any, ...], int]:
-    return (*layer.legs, *layer.leg_biases, layer.down, layer.down_bias), layer.n_legs
-
-
-def _unflatten(n_legs: int, children: Iterable[Any]) -> Multilinear:
-    """Rebuild a layer without checks, since JAX fills layers with tracers and placeholders."""
-    *legs, down, down_bias = children
-    layer = object.__new__(Multilinear)
-    set_arrays(layer, down=down, down_bias=down_bias, n_legs=n_legs)
-    for n in range(n_legs):
-        set_arrays(layer, **{f"leg{n}": legs[n], f"leg{n}_bias": legs[n_legs + n]})
-    return layer
-
-
-jax.tree_util.register_pytree_node(Multilinear, _flatten, _unflatten)
-
-
-@pytree
-@dataclass(frozen=True, eq=False)
-class Linear(AffineMaps):
-    """The affine map `W x + b`.
-
-    Args:
-        weight: Matrix W, (d_out, d_in).
-        bias: Vector b, (d_out,) or None.
-
-    Raises:
-        ModelError: Shapes do not fit, or an entry is not finite.
-
-    Example:
-        >>> Linear([[2.0, 0.0]], [1.0])(np.array([3.0, 5.0]))
-        array([7.])
-
-    Source:
-        Paper, section 2.1.
-    """
-
-    weight: Float[Array, "out in"]
-    bias: Float[Array, " out"] | None = None
-    maps = (), "weight"
-
-    def hidden(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch in"]:
-        """The input itself, which W multiplies."""
-        return x
-
-
-@pytree
-@dataclass(frozen=True, eq=False)
-class Bilinear(AffineMaps):
-    """A product of two affine maps, entry by entry: `D ((L x + l) * (R x + r)) + b`.
-
-    Args:
-        left: Matrix L, (rank, d_in).
-        right: Matrix R, (rank, d_in).
-        down: Matrix D, (d_out, rank).
-        left_bias: Vector l, (rank,) or None.
-        right_bias: Vector r, (rank,) or None.
-        down_bias: Vector b, (d_out,) or None.
-
-    Raises:
-        ModelError: Shapes do not fit, or an entry is not finite.
-
-    Example:
-        The product of two coordinates.
-
-        >>> product = Bilinear([[1.0, 0.0]], [[0.0, 1.0]], [[1.0]])
-        >>> product(np.array([3.0, 5.0]))
-        array([15.])
-
-    Source:
-        Paper, equation 1, with the lift written out as biases.
-    """
-
-    left: Float[Array, "rank in"]
-    right: Float[Array, "rank in"]
-    down: Float[Array, "out rank"]
-    left_bias: Float[Array, " rank"] | None = None
-    right_bias: Float[Array, " rank"] | None = None
-    down_bias: Float[Array, " out"] | None = None
-    maps = ("left", "right"), "down"
-
-    @property
-    def rank(self) -> int:
-        """Hidden units, over which products are summed."""
-        return self.left.shape[-2]
 
 
 @pytree

@@ -55,6 +55,9 @@ Seed: TypeAlias = int | np.random.Generator | jax.Array
 """What random numbers are drawn from: a number, a NumPy generator or a JAX key."""
 
 
+V = TypeVar("V")
+
+
 def check_numbers(*models: Any) -> None:
     """Refuse weights that require grad in a computation that has no gradients to give.
 
@@ -251,9 +254,6 @@ def warn_of_caveats(caveats: tuple[str, ...]) -> None:
             f"{'; '.join(caveats)}",
             CaveatWarning,
         )
-
-
-V = TypeVar("V")
 
 
 def describe(layer: Layer) -> str:

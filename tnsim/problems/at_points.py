@@ -89,6 +89,26 @@ STARTING, _MULTIPLIED, _WRITTEN, _BRANCHING = 0.006, 2e10, 3e8, 3
 entry, in a second; factor of the latter where sequences share their beginnings."""
 
 
+log: logging.Logger = logging.getLogger(__name__)
+Terms: TypeAlias = Sequence[tuple[Any, Part]]
+"""Coefficients and parts: a sum of functions that is compared."""
+Mode: TypeAlias = Literal["eager", "compiled", "traced"]
+"""How forward passes run: in NumPy, as compiled programs, or in a trace of the caller's."""
+# Batches whose products, and whose means, wait to be added up. A mean has all outputs.
+_KEPT_BATCHES, _KEPT_MEANS = 32, 4
+_EAGER = 2**27  # multiplications below which compiling takes longer than computing
+_FEW = 16  # inputs whose states tell the units of bonds in a trace
+_MANY = 16  # inputs beside which a few more take little time
+_MOST_SHIFTED = 10_000  # exponents beyond those of floats
+_FIRST_LINE = 10.0  # seconds after which the first line of progress is logged, each later at twice
+Vector: TypeAlias = FeatureBlock
+"""The features of one function, without the axis of models: values (out, features), an exponent
+for all outputs (1,) or one for each (out,), lengths and sizes (groups, out) of the parts of the
+vector that belong to each group of points."""
+
+_compiled_step = jax.jit(after, static_argnums=(3, 4))
+
+
 class Needs(NamedTuple):
     """Bytes of arrays that forward passes take.
 
@@ -357,25 +377,6 @@ def _state_numbers(layer: LayerKind, seen: int) -> int:
     # Four rows and their rotations, two products at a time; two scores and their product.
     inside += heads * (10 * d_head + 3 * d_value + 3 * seen)
     return 2 * layer.d_in + inside + 4 * layer.d_out
-
-
-log: logging.Logger = logging.getLogger(__name__)
-
-Terms: TypeAlias = Sequence[tuple[Any, Part]]
-"""Coefficients and parts: a sum of functions that is compared."""
-Mode: TypeAlias = Literal["eager", "compiled", "traced"]
-"""How forward passes run: in NumPy, as compiled programs, or in a trace of the caller's."""
-# Batches whose products, and whose means, wait to be added up. A mean has all outputs.
-_KEPT_BATCHES, _KEPT_MEANS = 32, 4
-_EAGER = 2**27  # multiplications below which compiling takes longer than computing
-_FEW = 16  # inputs whose states tell the units of bonds in a trace
-_MANY = 16  # inputs beside which a few more take little time
-_MOST_SHIFTED = 10_000  # exponents beyond those of floats
-_FIRST_LINE = 10.0  # seconds after which the first line of progress is logged, each later at twice
-Vector: TypeAlias = FeatureBlock
-"""The features of one function, without the axis of models: values (out, features), an exponent
-for all outputs (1,) or one for each (out,), lengths and sizes (groups, out) of the parts of the
-vector that belong to each group of points."""
 
 
 class GramBlock(NamedTuple):
@@ -763,9 +764,6 @@ def _narrowed(array: Any, dtype: str) -> np.ndarray:
         if top > limits.max or 0 < top < limits.tiny:
             return np.full_like(narrow, np.nan)
     return narrow
-
-
-_compiled_step = jax.jit(after, static_argnums=(3, 4))
 
 
 def _vector_behind(

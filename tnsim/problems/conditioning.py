@@ -82,6 +82,36 @@ _BLOCK = 1024
 """Rows and columns of a product in NumPy that are computed at once."""
 
 
+SKEWED = 1.0
+"""Least amplification for which a model gets another gauge."""
+_WORSE = 4.0
+"""Ratio of two amplifications that tells nothing: few inputs and changes measure them."""
+_POINTS = 16
+"""Least number of inputs on which a model is run."""
+_MOST_POINTS = 256
+"""Number of inputs on which a narrow model is run, whose few units meet rare inputs alone: of seven
+layers of width 2, 16 inputs told an amplification of 0.7 for 10^4."""
+_NUMBERS = 2**11
+"""Number of coordinates of the widest state on all inputs, between these two numbers of inputs."""
+_SHIFT = 2.0**-30
+"""Relative change of the weights: far above rounding of the forward pass, far below one."""
+_LEAST_SHIFT = 2.0**-44
+"""Relative change of the weights of the deepest models: above rounding by two digits."""
+_LINEAR = 2.0**-10
+"""Largest change of outputs that is taken as linear in the change of the weights."""
+_DRAWS = 3
+"""Number of random changes of the weights; the largest result counts."""
+_POSITIONS = 32
+"""Most positions of a sequence on which a model is run: few show the cancellation."""
+_ELEMENTS = 2**22
+"""Most elements of a state on all inputs; wider models are measured on fewer inputs."""
+_LARGEST = 3
+"""Exponent of the largest states beside the median, where the axes of states are looked for."""
+_PLAIN = 2.0**24
+"""Largest number, and one over the least, in the arrays of a computation in plain float32."""
+Samples = Float[np.ndarray, "points width"] | Float[np.ndarray, "points positions width"]
+
+
 def exact_product(a: Any, b: Any) -> tuple[Any, Any]:
     """The product of two matrices as a sum of two, with 31 bits more than a float for large terms.
 
@@ -186,36 +216,6 @@ def _slices(matrix: Any, bits: int, count: int) -> Float[np.ndarray, "slices row
     return np.stack(slices)
 
 
-SKEWED = 1.0
-"""Least amplification for which a model gets another gauge."""
-_WORSE = 4.0
-"""Ratio of two amplifications that tells nothing: few inputs and changes measure them."""
-_POINTS = 16
-"""Least number of inputs on which a model is run."""
-_MOST_POINTS = 256
-"""Number of inputs on which a narrow model is run, whose few units meet rare inputs alone: of seven
-layers of width 2, 16 inputs told an amplification of 0.7 for 10^4."""
-_NUMBERS = 2**11
-"""Number of coordinates of the widest state on all inputs, between these two numbers of inputs."""
-_SHIFT = 2.0**-30
-"""Relative change of the weights: far above rounding of the forward pass, far below one."""
-_LEAST_SHIFT = 2.0**-44
-"""Relative change of the weights of the deepest models: above rounding by two digits."""
-_LINEAR = 2.0**-10
-"""Largest change of outputs that is taken as linear in the change of the weights."""
-_DRAWS = 3
-"""Number of random changes of the weights; the largest result counts."""
-_POSITIONS = 32
-"""Most positions of a sequence on which a model is run: few show the cancellation."""
-_ELEMENTS = 2**22
-"""Most elements of a state on all inputs; wider models are measured on fewer inputs."""
-_LARGEST = 3
-"""Exponent of the largest states beside the median, where the axes of states are looked for."""
-
-_PLAIN = 2.0**24
-"""Largest number, and one over the least, in the arrays of a computation in plain float32."""
-
-Samples = Float[np.ndarray, "points width"] | Float[np.ndarray, "points positions width"]
 Bases: TypeAlias = dict[int, "Basis"]
 """The bases of some bonds by the number of the bond; bond n stands before layer n."""
 

@@ -102,6 +102,14 @@ _HALF_WIDTHS = np.linspace(0.1, 1.0, 91)
 """Half-widths h of the intervals [-h, h] that are searched for the points."""
 
 
+MAX_POSITIONS = 4096
+"""Most positions under `Categorical`: a table over pairs of positions then has 128 MiB."""
+_LARGEST_DENSE = 2**24
+"""Most elements of a dense attention layer; more take seconds to symmetrise."""
+_MOST_EXCHANGED = 5
+"""Most factors of a layer that plans join in all their orders: 120 of five, and six take 20 s."""
+
+
 class MomentNodes(NamedTuple):
     """The points at which a plan runs and the weights of its runs: `E = sum_j w_j F(t_j)`.
 
@@ -313,14 +321,6 @@ def only(names: Collection[str], leaves: Mapping[str, Any]) -> dict[str, Any]:
         {'MEAN': 1.0}
     """
     return {name: array for name, array in leaves.items() if name in names}
-
-
-MAX_POSITIONS = 4096
-"""Most positions under `Categorical`: a table over pairs of positions then has 128 MiB."""
-_LARGEST_DENSE = 2**24
-"""Most elements of a dense attention layer; more take seconds to symmetrise."""
-_MOST_EXCHANGED = 5
-"""Most factors of a layer that plans join in all their orders: 120 of five, and six take 20 s."""
 
 
 class _RunOnce:

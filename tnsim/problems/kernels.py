@@ -99,6 +99,16 @@ Blocks: TypeAlias = tuple[Kernel, ...]
 """The kernel of all hidden units of two models, in blocks of rows."""
 
 
+_EPS = float(np.finfo(np.float64).eps)
+_ORDERS = 24
+"""Orders of Hermite coefficients that a typical pair of units takes, for estimates of work."""
+
+# Numbers of a unit's tables, by whether units are gated and coefficients summed, and blocks of a
+# kernel that are alive at once, by whether units are gated (`benchmarks/memory.py`).
+_TABLES = {(False, False): 128, (False, True): 1216, (True, False): 704, (True, True): 2048}
+_BLOCKS = {False: 4, True: 7}
+
+
 class Moments(NamedTuple):
     """The mean `E A` and the first Hermite coefficients `E A z^T` of a function of z ~ N(0, 1)."""
 
@@ -500,11 +510,6 @@ def _as_gated(model: Prepared) -> Expanded:
     return gated_expanded(model.activation, GatedInputs(model.gate, factors), on_device)
 
 
-_EPS = float(np.finfo(np.float64).eps)
-_ORDERS = 24
-"""Orders of Hermite coefficients that a typical pair of units takes, for estimates of work."""
-
-
 class Law(NamedTuple):
     """The moments of a state that is taken for normal.
 
@@ -825,12 +830,6 @@ def mean_part(model: PreparedModel) -> ScaledSum:
 def host_sum(value: ScaledSum) -> ScaledSum:
     """The sum in NumPy's float64."""
     return ScaledSum(*(np.asarray(array, np.float64) for array in value))
-
-
-# Numbers of a unit's tables, by whether units are gated and coefficients summed, and blocks of a
-# kernel that are alive at once, by whether units are gated (`benchmarks/memory.py`).
-_TABLES = {(False, False): 128, (False, True): 1216, (True, False): 704, (True, True): 2048}
-_BLOCKS = {False: 4, True: 7}
 
 
 class Segment(NamedTuple):

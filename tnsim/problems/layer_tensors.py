@@ -101,6 +101,9 @@ from tnsim.scaled import library
 _TURNED = tuple(role for score in SCORES for role in score)
 
 
+_HEAD_INDICES = {"Q1": "sax", "K1": "tax", "Q2": "say", "K2": "tay", VALUE: "tau"}
+
+
 def sequence_shapes(kind: LayerKind, n_ctx: int) -> dict[str, tuple[int, ...]]:
     """Shape of every array that `sequence_arrays` returns for a layer of this kind.
 
@@ -526,9 +529,6 @@ def product(matrix: Any, other: Any) -> Any:
         3.0
     """
     return other if matrix is None else matrix @ other
-
-
-_HEAD_INDICES = {"Q1": "sax", "K1": "tax", "Q2": "say", "K2": "tay", VALUE: "tau"}
 
 
 class Node(NamedTuple):

@@ -80,6 +80,10 @@ LegRows: TypeAlias = Float[Array, "rows lifted"] | None
 A single row, such as that of the constant, stands for as many equal rows as other legs have."""
 
 
+_SAMPLES = 64
+"""Number of inputs on which the states of sparse layers are measured."""
+
+
 @pytree
 @dataclass(frozen=True, eq=False)
 class MeasuredStates:
@@ -370,10 +374,6 @@ def _half_log2(squares: Any) -> Unit:
     xp = library(squares)
     positive = squares > 0
     return xp.where(positive, xp.log2(xp.where(positive, squares, 1.0)) / 2, 0.0)
-
-
-_SAMPLES = 64
-"""Number of inputs on which the states of sparse layers are measured."""
 
 
 class Units(NamedTuple):

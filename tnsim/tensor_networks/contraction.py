@@ -77,6 +77,20 @@ Tags = str | tuple[str, ...]
 """A selection of tensors: all that carry the tag, or every tag of the tuple."""
 
 
+_LARGEST = 1000
+"""Logarithm to base 2 of the largest unit, such that its inverse is a float too."""
+_NEAR = 100
+"""Largest exponent of 10 whose power multiplies a number near one within the range of floats."""
+_STRETCH, _CLOSE = 16.0, 2.0**-6
+"""Most powers of 2 by which a unit is changed, and the difference of two changes of one effect."""
+_FEW = 60
+"""Number of tensors whose units are never so wrong that floats hold no product of them."""
+_NONE = 1e-9
+"""Entries of a projection below this threshold are rounding."""
+_TIERS: Mapping[str, Tier] = {"jax": "compile", "numpy": "interpret"}
+"""The tier in which a plan runs by library."""
+
+
 def weighted(networks: Any) -> Iterator[WeightedNetwork]:
     """Check the networks of a caller and give pairs (weight, network)."""
     import quimb.tensor as qtn
@@ -444,18 +458,6 @@ def _tag_groups(tags: Iterable[Tags]) -> Iterable[Tags]:
     return groups
 
 
-_LARGEST = 1000
-"""Logarithm to base 2 of the largest unit, such that its inverse is a float too."""
-_NEAR = 100
-"""Largest exponent of 10 whose power multiplies a number near one within the range of floats."""
-_STRETCH, _CLOSE = 16.0, 2.0**-6
-"""Most powers of 2 by which a unit is changed, and the difference of two changes of one effect."""
-_FEW = 60
-"""Number of tensors whose units are never so wrong that floats hold no product of them."""
-_NONE = 1e-9
-"""Entries of a projection below this threshold are rounding."""
-_TIERS: Mapping[str, Tier] = {"jax": "compile", "numpy": "interpret"}
-"""The tier in which a plan runs by library."""
 _ADVICE = "contract fewer networks at once, smaller ones, or give a larger tnsim.Budget"
 
 

@@ -103,6 +103,10 @@ Copy = tuple[Side, int, int]
 """A copy of a layer: side of the model, number of the layer, number of the copy."""
 
 
+INPUT = -1
+"""Number of the layer whose output bonds are the input legs of a tree."""
+
+
 @dataclass(frozen=True)
 class LayerArrays:
     """The arrays that all copies of a layer share, in all networks of a model.
@@ -310,10 +314,6 @@ def _index_names(nodes: Sequence[Node], order: int, place: Copy) -> dict[str, st
             if index not in names:
                 names[index] = inner_index(side, number, copy, index)
     return names
-
-
-INPUT = -1
-"""Number of the layer whose output bonds are the input legs of a tree."""
 
 
 class Bond(NamedTuple):

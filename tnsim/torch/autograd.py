@@ -90,6 +90,15 @@ from tnsim.problems.at_points import (
 from tnsim.scaled import ScaledSum, taken
 from tnsim.sessions import session
 
+_TORCH_DEVICES = {"cpu": "cpu", "gpu": "cuda"}
+"""PyTorch's names for the platforms of JAX; PyTorch calls ROCm "cuda" as well."""
+
+Vector: TypeAlias = Float[torch.Tensor, "out features"]
+"""Outputs of a function on a batch, float64, a part of the autograd graph."""
+Run: TypeAlias = Callable[[WeightedPoints, int], tuple[Vector, float, float]]
+"""A function of a batch and of the number of its first input: a vector in a unit, the exponent of
+the unit, and the sum of the lengths of the terms of a sum of models by the length of the sum."""
+
 
 def model_of(
     module: Any,
@@ -147,10 +156,6 @@ def model_of(
             "tnsim.from_module(module, norm_inputs=inputs) to look at what came of it"
         )
     return Model([layer.layer for layer in live], n_ctx)
-
-
-_TORCH_DEVICES = {"cpu": "cpu", "gpu": "cuda"}
-"""PyTorch's names for the platforms of JAX; PyTorch calls ROCm "cuda" as well."""
 
 
 def sample_of(a: Any, b: Any, request: Request) -> WeightedPoints | None:
@@ -352,13 +357,6 @@ def of_jax(array: jax.Array, beside: torch.Tensor) -> torch.Tensor:
             "function; use dtype='float64'"
         )
     return derivative
-
-
-Vector: TypeAlias = Float[torch.Tensor, "out features"]
-"""Outputs of a function on a batch, float64, a part of the autograd graph."""
-Run: TypeAlias = Callable[[WeightedPoints, int], tuple[Vector, float, float]]
-"""A function of a batch and of the number of its first input: a vector in a unit, the exponent of
-the unit, and the sum of the lengths of the terms of a sum of models by the length of the sum."""
 
 
 def compared_on_inputs(a: Any, b: Any, request: Request) -> torch.Tensor:

@@ -29,6 +29,13 @@ Two stages that differ only in which arrays coincide then have one form, and sha
 """
 
 
+ITEM_BYTES = {"float64": 8, "float32": 4, "complex128": 16, "complex64": 8}
+ALL_DTYPES = tuple(ITEM_BYTES)
+DTYPES = ALL_DTYPES[:2]
+"""Precisions of models, which are real; networks may be complex."""
+_NAMES = {np.dtype(name).type: name for name in ALL_DTYPES}
+
+
 class Operand(NamedTuple):
     """An array by name, with the names of its indices.
 
@@ -334,13 +341,6 @@ class Merge:
         operands = tuple(operands)
         indices = {index for operand in operands for index in operand.indices}
         return renamed(operands, {index: self.find(index) for index in indices})
-
-
-ITEM_BYTES = {"float64": 8, "float32": 4, "complex128": 16, "complex64": 8}
-ALL_DTYPES = tuple(ITEM_BYTES)
-DTYPES = ALL_DTYPES[:2]
-"""Precisions of models, which are real; networks may be complex."""
-_NAMES = {np.dtype(name).type: name for name in ALL_DTYPES}
 
 
 def dtype_name(dtype: DTypeLike, allowed: tuple[str, ...] = DTYPES) -> str:

@@ -55,6 +55,22 @@ Run = Callable[[list[Any]], tuple[list[Any], list[Any]]]
 """A stage as a function from its inputs to its outputs and the exponents of its scales."""
 
 
+Sizes = Mapping[int, int]
+Function = Callable[..., Any]
+REPAYS = 1e-3
+"""Seconds of work of one core that repay waking threads."""
+_LARGE = 2**24
+"""Multiplications of a product of matrices whose blocks are shared, a millisecond."""
+_BLOCKS, _LEAST_SIDE = 4, 128
+"""Most blocks of an array that threads share, and fewest rows or columns of those of a product."""
+_LARGE_ENTRIES = 2**20
+"""Entries of an array whose blocks are shared where it is passed entry by entry, a millisecond."""
+_FUSED = 64
+"""Most multiplications of a matrix product that XLA compiles as a loop. Compiling the gradient of
+an attention layer takes three quarters of the seconds, and the program is as fast."""
+_WHOLE = slice(None)
+
+
 class Stacked(NamedTuple):
     """The stacked axes of all inputs, outputs and scales of a program.
 
@@ -196,23 +212,6 @@ def _union(several: Iterable[StackedAxes], depth: int) -> StackedAxes:
     """The axes that at least one of several arrays has."""
     all_axes = list(several)
     return tuple(any(axes[n] for axes in all_axes) for n in range(depth))
-
-
-Sizes = Mapping[int, int]
-Function = Callable[..., Any]
-
-REPAYS = 1e-3
-"""Seconds of work of one core that repay waking threads."""
-_LARGE = 2**24
-"""Multiplications of a product of matrices whose blocks are shared, a millisecond."""
-_BLOCKS, _LEAST_SIDE = 4, 128
-"""Most blocks of an array that threads share, and fewest rows or columns of those of a product."""
-_LARGE_ENTRIES = 2**20
-"""Entries of an array whose blocks are shared where it is passed entry by entry, a millisecond."""
-_FUSED = 64
-"""Most multiplications of a matrix product that XLA compiles as a loop. Compiling the gradient of
-an attention layer takes three quarters of the seconds, and the program is as fast."""
-_WHOLE = slice(None)
 
 
 class Call(NamedTuple):

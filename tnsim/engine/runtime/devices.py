@@ -63,6 +63,13 @@ T = TypeVar("T")
 _CONFIG: Any = jax.config
 
 
+_changing = threading.Lock()
+_before: list[int] = []  # numbers of threads as the first of them began, until they are set again
+
+_current = threading.local()
+"""`work` of a thread: the tasks, some of which wait for others, that the thread goes through."""
+
+
 def backend() -> str:
     """The platform on which JAX computes, such as "cpu"; asking starts XLA's threads.
 
@@ -389,9 +396,7 @@ def at_once(calls: Iterable[Callable[[], T]], most: int) -> Iterator[T]:
             yield waiting.popleft().result()
 
 
-_changing = threading.Lock()
 _plans: list[weakref.ref[_Plan]] = []  # those that run
-_before: list[int] = []  # numbers of threads as the first of them began, until they are set again
 
 
 class _Plan:
@@ -495,10 +500,6 @@ def shared(
     if work.error is not None:
         raise work.error
     return results
-
-
-_current = threading.local()
-"""`work` of a thread: the tasks, some of which wait for others, that the thread goes through."""
 
 
 class _Parts:

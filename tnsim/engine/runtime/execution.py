@@ -72,6 +72,12 @@ LARGEST = 2**20
 """Most elements alive at once in such a plan: beyond, arithmetic takes longer than is saved."""
 
 
+USUAL_CORES = 2
+"""Cores of a usual processor, for expected times."""
+_SHARING = 0.5  # speed-up of a further thread, as calls of NumPy begin under Python's lock
+_CALLING, _BOUND = 2e-4, 2e-5  # seconds that Python takes for a run of a plan, and for a stage
+
+
 class Result(NamedTuple):
     """Outputs of a plan: `values[name] * 2 ** (sum over (stage, group) of exponents * weight)`.
 
@@ -472,13 +478,6 @@ def _entry(result: Result, n: int, size: int) -> Result:
     values = {name: at(array) for name, array in result.values.items()}
     exponents = {key: at(x) for key, x in result.exponents.items()}
     return result._replace(values=values, exponents=exponents)
-
-
-USUAL_CORES = 2
-"""Cores of a usual processor, for expected times."""
-
-_SHARING = 0.5  # speed-up of a further thread, as calls of NumPy begin under Python's lock
-_CALLING, _BOUND = 2e-4, 2e-5  # seconds that Python takes for a run of a plan, and for a stage
 
 
 def tier_in_use() -> Tier:

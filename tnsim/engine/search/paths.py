@@ -46,6 +46,19 @@ _changing = threading.Lock()
 _found: list[bool] = []  # for each thread that plans, whether it found the collector switched on
 
 
+Path = tuple[tuple[int, int], ...]
+"""A contraction path in SSA form.
+
+Each step names two tensors by number: operands first, then the results of earlier steps.
+"""
+OPTIMAL_UP_TO = 10
+"""Largest number of tensors for which optimal paths are searched."""
+TRIALS = 32
+"""Number of random-greedy paths of a longer product."""
+SUBTREE = 8
+"""Number of tensors up to which subtrees of dear products become optimal."""
+
+
 @contextmanager
 def _without_collections() -> Iterator[None]:
     """Switch the collector of cycles off; the last of several threads restores its first state."""
@@ -142,19 +155,6 @@ def tell(stage: str = "", searched: int = 0) -> None:
         progress.searched += searched
         progress.stage = stage or progress.stage
         progress.speak()
-
-
-Path = tuple[tuple[int, int], ...]
-"""A contraction path in SSA form.
-
-Each step names two tensors by number: operands first, then the results of earlier steps.
-"""
-OPTIMAL_UP_TO = 10
-"""Largest number of tensors for which optimal paths are searched."""
-TRIALS = 32
-"""Number of random-greedy paths of a longer product."""
-SUBTREE = 8
-"""Number of tensors up to which subtrees of dear products become optimal."""
 
 
 class Route(NamedTuple):

@@ -47,6 +47,16 @@ Colours = dict[int, int]
 """A number for every label; labels of one colour have not been told apart."""
 
 
+LARGE = CACHED
+"""Elements beyond which the order of a value's axes is chosen."""
+SWEEPS = 4
+"""Most sweeps over all large values; the best order of a value depends on its neighbours."""
+
+Label = int | str
+Forms = dict[tuple, tuple[Hashable, Labels]]
+"""Results of `canonical`, by its arguments."""
+
+
 class _Tensor(NamedTuple):
     """A tensor with the labels of its fixed axes and of its exchangeable axes.
 
@@ -201,12 +211,6 @@ def _refined_colours(network: list[_Tensor], colours: Colours) -> Colours:
     return colours
 
 
-LARGE = CACHED
-"""Elements beyond which the order of a value's axes is chosen."""
-SWEEPS = 4
-"""Most sweeps over all large values; the best order of a value depends on its neighbours."""
-
-
 def laid_out(program: Program) -> Program:
     """The program with large values in orders of axes that save copies.
 
@@ -355,11 +359,6 @@ def _turned(op: Operation, value: int, number: int, order: tuple[int, ...]) -> O
     labels = [permuted(x) if arg == value else x for arg, x in zip(op.args, op.labels, strict=True)]
     output = permuted(op.output) if number == value else op.output
     return op._replace(labels=tuple(labels), output=output)
-
-
-Label = int | str
-Forms = dict[tuple, tuple[Hashable, Labels]]
-"""Results of `canonical`, by its arguments."""
 
 
 class Use(NamedTuple):

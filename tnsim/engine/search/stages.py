@@ -43,6 +43,15 @@ NumberAxes = dict[int, int]
 """The axis of the index in each value that has the index, by number of the value."""
 
 
+IndexAxes = dict[str, int]
+"""The axis of a loop's index in each array that has the index, by name."""
+MOST_TURNS = 2
+"""Most turns of a loop that run at once: more turns need more memory and use the cores little
+better."""
+TURNS_ROOM = 8
+"""Elements that the turns of a loop running at once may take, in multiples of `large`."""
+
+
 class _Region(NamedTuple):
     """The operations that become a loop over an index.
 
@@ -254,15 +263,6 @@ def _reads(program: Program, region: _Region, number: int) -> list[tuple[int, in
     label = _label(op, number, region.axes)
     places = [labels.index(label) if label in labels else None for labels in op.labels]
     return list(zip(op.args, places, strict=True))
-
-
-IndexAxes = dict[str, int]
-"""The axis of a loop's index in each array that has the index, by name."""
-MOST_TURNS = 2
-"""Most turns of a loop that run at once: more turns need more memory and use the cores little
-better."""
-TURNS_ROOM = 8
-"""Elements that the turns of a loop running at once may take, in multiples of `large`."""
 
 
 class Assembly:

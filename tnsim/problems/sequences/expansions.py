@@ -88,6 +88,11 @@ CAUSAL, OPEN, ABSENT = "c", "n", "-"
 """Masks of a layer: keys up to the output's position, all keys, and no keys at all."""
 
 
+LINK, RING = "z", "y"
+"""Indices summed within one product: one links two arrays, the other makes them a ring, a trace."""
+Scores = frozenset[Score]
+
+
 class Pattern(NamedTuple):
     """Position variables by class; different classes are at different positions.
 
@@ -278,11 +283,6 @@ def _partitions(variables: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
         yield (first, *smaller)
         for n, members in enumerate(smaller):
             yield (*smaller[:n], first + members, *smaller[n + 1 :])
-
-
-LINK, RING = "z", "y"
-"""Indices summed within one product: one links two arrays, the other makes them a ring, a trace."""
-Scores = frozenset[Score]
 
 
 class Wick:

@@ -70,6 +70,24 @@ _LEADING = ("g", *POSITIONS, *HEAD.values())
 OTHER: dict[Slot, Slot] = {"bra": "ket", "ket": "bra"}
 
 
+Product = tuple[Operand, ...]
+"""A product of arrays, summed over the indices that occur nowhere outside it."""
+Sum = tuple[Product, ...]
+"""A sum of products, one for every set of open indices.
+
+A product that does not depend on a position or a head lacks its index.
+"""
+
+MEAN_AXES: dict[PositionForm, tuple[str, ...]] = {"alike": ("k",), "each": ("s", "k")}
+COVARIANCE_AXES: dict[PositionForm, tuple[str, ...]] = {
+    "alike": ("k", "l"),
+    "each": ("s", "k", "l"),
+    "full": ("s", "k", "S", "l"),
+}
+"""Axes of a mean and of a covariance of outputs by form."""
+_READ_AT_KEYS = (*(key for _, key in SCORES), VALUE)
+
+
 class Leg(NamedTuple):
     """A leg of the layer in the bra or in the ket, by the role of its array."""
 
@@ -82,16 +100,6 @@ class Score(NamedTuple):
 
     query: Leg
     key: Leg
-
-
-Product = tuple[Operand, ...]
-"""A product of arrays, summed over the indices that occur nowhere outside it."""
-
-Sum = tuple[Product, ...]
-"""A sum of products, one for every set of open indices.
-
-A product that does not depend on a position or a head lacks its index.
-"""
 
 
 def scores_of(slot: Slot) -> frozenset[Score]:
@@ -273,16 +281,6 @@ def matchings(legs: tuple[Leg, ...], rule: JoiningRule) -> Iterator[Matching]:
             yield Matching(((first, partner), *pairs), singles)
     for pairs, singles in matchings(tuple(others), rule):
         yield Matching(pairs, (first, *singles))
-
-
-MEAN_AXES: dict[PositionForm, tuple[str, ...]] = {"alike": ("k",), "each": ("s", "k")}
-COVARIANCE_AXES: dict[PositionForm, tuple[str, ...]] = {
-    "alike": ("k", "l"),
-    "each": ("s", "k", "l"),
-    "full": ("s", "k", "S", "l"),
-}
-"""Axes of a mean and of a covariance of outputs by form."""
-_READ_AT_KEYS = (*(key for _, key in SCORES), VALUE)
 
 
 class Moment(NamedTuple):
