@@ -44,7 +44,7 @@ from tnsim.metrics.protocol import (
 )
 from tnsim.models.arrays import is_traced
 from tnsim.models.forward import directions, reading_layers
-from tnsim.models.model import AnyModel, Model
+from tnsim.models.model import AnyModel, Model, kept_with
 from tnsim.problems import at_points
 from tnsim.problems.families import has_plan
 from tnsim.problems.layer_kinds import joined_levels, kinds
@@ -228,7 +228,12 @@ def what_is_read(model: Model, metric: Metric) -> Rows | None:
     """
     if type(metric) is not Gaussian or not model.is_polynomial:
         return None
-    return directions(model, most_directions(model.n_ctx))
+    most = most_directions(model.n_ctx)
+
+    def found() -> Rows | None:
+        return directions(model, most)
+
+    return kept_with(model, what_is_read, found, lambda rows: 0 if rows is None else rows.nbytes)
 
 
 def _check_concrete(metric: FiniteMetric) -> None:

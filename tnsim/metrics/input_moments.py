@@ -38,13 +38,23 @@ from jaxtyping import Float
 
 from tnsim.errors import ModelError
 from tnsim.metrics.orbits import PairingRule
-from tnsim.metrics.protocol import Draw, Metric, Points, Reading, Rule, mapped, product_rule
+from tnsim.metrics.protocol import (
+    Draw,
+    Metric,
+    Points,
+    Reading,
+    Rule,
+    WeightedPoints,
+    mapped,
+    product_rule,
+)
 from tnsim.models.arrays import Array, as_array, in_float64, pytree
 from tnsim.models.functions import input_rows
 from tnsim.models.model import check_untraced
 from tnsim.models.scaling import replaced
 from tnsim.names import COVARIANCE, MEAN
 from tnsim.scaled import library, not_differentiated, shifted
+from tnsim.sessions import session_cache
 
 PositionForm = Literal["alike", "each", "full"]
 """Dependence on positions: the same at each, different at each, or full between positions."""
@@ -646,6 +656,7 @@ def gauss_rule(diagonal: Float[np.ndarray, " n"], off_diagonal: Float[np.ndarray
     return Rule(nodes, -log)
 
 
+@session_cache
 def hermite_rule(nodes: int) -> Rule:
     """The Gauss rule of a standard normal number: `a_k = 0`, `b_k = sqrt(k)`.
 
@@ -694,8 +705,16 @@ def gaussian_points(
     every = np.kron(np.eye(reading.n_ctx or 1), rows)
     vectors = _span_basis(every @ root, np.abs(every) @ np.abs(root))
     turned = root @ vectors.T
-    points = product_rule([hermite_rule(nodes)] * turned.shape[1])
+    # Routes are weighed by the number of points alone: most comparisons ask for no node, and do
+    # without the import of SciPy.
+    axes = turned.shape[1]
+    points = Points(nodes**axes, partial(_hermite_block, nodes, axes))
     return mapped(points, partial(_inputs_at, mean, turned, reading.shape))
+
+
+def _hermite_block(nodes: int, axes: int, start: int, stop: int) -> WeightedPoints:
+    """Some points of a product of Gauss-Hermite rules, see `Points.block`."""
+    return product_rule([hermite_rule(nodes)] * axes).block(start, stop)
 
 
 def _span_basis(
