@@ -39,9 +39,9 @@ __all__ = [
 ON_INPUTS = (
     "What has no layer here (softmax, norms, top-k) is compared by its outputs on inputs of "
     "yours: tnsim.similarity(net, other, tnsim.Empirical(inputs)), many by "
-    "tnsim.pairwise([net, other], tnsim.Empirical(inputs)), on the command line by --metric "
-    "empirical --inputs x.npy, or by another measure, tnsim.baselines.cka([net, other], inputs); "
-    "any callable will do as net"
+    "tnsim.pairwise([net, other], tnsim.Empirical(inputs)), files of its weights by their paths in "
+    "place of the list and dialect=net, on the command line by --metric empirical --inputs x.npy, "
+    "or by another measure, tnsim.baselines.cka([net, other], inputs); any callable will do as net"
 )
 """Advice for networks that no layers describe; its code runs as it stands."""
 

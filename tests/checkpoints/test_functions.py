@@ -301,13 +301,19 @@ def test_what_is_no_function_of_weights_and_inputs(rng):
             line,
             params,
             np.zeros((2, WIDTH + 1)),
-            r"does not take this x, a batch \(2, 5\) of float",
+            r"does not take this x, a batch \(2, 5\) of float.*jax\.vmap",
         ),
     ]:
         with refused(said):
             tnsim.from_function(function, given, inputs)
     with refused(r"outside of jax\.jit"):
         jax.jit(lambda p: tnsim.from_function(line, p, x).layers[0].down.sum())(params)
+    goal, inputs = (
+        tnsim.from_function(line, params, x),
+        tnsim.Empirical(rng.normal(size=(9, WIDTH))),
+    )
+    with refused("functions and files do not; build layers"):
+        jax.grad(lambda p: tnsim.similarity(lambda x: line(p, x), goal, inputs))(params)
 
 
 def test_functions_of_entries_in_place_are_refused(rng):

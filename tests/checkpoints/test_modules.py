@@ -525,6 +525,8 @@ def test_states_that_enter_a_submodule(rng):
 def test_submodules_without_states_are_named(path, words, rng):
     with refused(words):
         tnsim.inputs_of(stream(), path, rng.integers(7, size=(2, 5)))
+    with refused(r"found str; a folder of .*from_pretrained\(folder\)"):
+        tnsim.inputs_of("folder", path, rng.integers(7, size=(2, 5)))
 
 
 def test_states_of_modules_that_drop_units_are_refused(rng):

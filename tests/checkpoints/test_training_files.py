@@ -202,11 +202,18 @@ class TestTorch:
             self.torch.save(saved, tmp_path / name)
             with pytest.raises(tnsim.CheckpointError) as caught:
                 tnsim.load(tmp_path / name, net)
-            assert f"is left out by leave_out=['{pattern}'] (--leave-out " in str(caught.value)
+            way = f"is left out by tnsim.load(path, net, leave_out=['{pattern}']) (--leave-out "
+            assert way in str(caught.value)
             model = tnsim.load(tmp_path / name, net, leave_out=[pattern])
             assert len(model.layers) == 3 and "left out" in model.origin.caveats[0]
             with refused(r"0\.bias, which the module Sequential", tnsim.CheckpointError):
                 tnsim.load(tmp_path / name, net, leave_out=[pattern, "0.bias"])
+        likely, inputs = nn.Sequential(*net, nn.Softmax(-1)), tnsim.Empirical(np.ones((4, 3)))
+        with refused("give a module that has them as well", tnsim.CheckpointError):
+            tnsim.pairwise(tmp_path / "a.ckpt", inputs, dialect=likely)
+        saved = nn.ModuleDict({"net": likely, "criterion": nn.CrossEntropyLoss(self.torch.ones(2))})
+        saved.forward = likely.forward
+        assert tnsim.pairwise(tmp_path / "a.ckpt", inputs, dialect=saved).similarity.shape == (1, 1)
         deeper = nn.Sequential(*net, nn.Linear(2, 2))
         self.torch.save(deeper.state_dict(), tmp_path / "c.pt")
         with refused(r"has besides 3\.bias, 3\.weight$", tnsim.CheckpointError):

@@ -181,7 +181,9 @@ def test_a_number_says_how_it_was_found(rng):
     # Means are more than half of these networks, which has a word of its own.
     apart = {"centred": True}
     value = tnsim.similarity(deep(rng), deep(rng), tnsim.Gaussian(samples=SAMPLES), **apart)
-    assert "±" in str(value) and str(value).endswith("(estimate, 4,096 normal inputs)")
+    assert "±" in f"{value}" == str(value) and str(value).endswith(
+        "(estimate, 4,096 normal inputs)"
+    )
     inputs = tnsim.Empirical(rng.normal(size=(1000, 2)))
     data = tnsim.similarity(deep(rng), deep(rng), inputs, **apart)
     assert str(data).endswith("(on 1,000 inputs)")

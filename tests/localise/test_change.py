@@ -21,6 +21,7 @@ from test_paths import scrambled
 import tnsim
 import tnsim.models.components
 from tnsim.localise import slopes
+from tnsim.models.model import Origin
 
 
 def with_ends_of(a, b):
@@ -311,6 +312,14 @@ def test_a_run_has_the_change_of_every_step(rng):
     assert_close(found.removed, np.array([there.removed, nothing, back.removed]), rtol=1e-12)
     assert_close(found.total, np.array([there.total, 0.0, back.total]), rtol=1e-12)
     assert "<td>30</td>" in found._repr_html_() or "<th>30</th>" in found._repr_html_()
+
+
+def test_what_holds_of_all_steps_of_a_run_is_told_once():
+    origin = Origin("a file", caveats=("left out: criterion.weight",))
+    layers = [tnsim.Residual(tnsim.Bilinear([[1.0]], [[1.0]], [[w]])) for w in (1.0, 2.0, 3.0)]
+    with pytest.warns(tnsim.CaveatWarning, match="left out: criterion") as said:
+        tnsim.change([tnsim.Model([layer], origin=origin) for layer in layers])
+    assert len(said) == 1 and said[0].filename == __file__
 
 
 def test_what_is_no_run_is_refused(rng):

@@ -103,7 +103,9 @@ def from_function(function: Callable[[Any, Any], Any], params: Any, x: Any) -> M
             said = str(error).strip().partition("\n")[0]
             raise ModelError(
                 f"{place} does not take this x, a batch {example.shape} of {example.dtype}: "
-                f"{type(error).__name__}: {said[:200]}; give an example of its inputs"
+                f"{type(error).__name__}: {said[:200]}; give an example of its inputs, and of "
+                "a function of single inputs lambda params, x: jax.vmap(lambda one: f(params, "
+                "one))(x)"
             ) from error
         return _array_of(found, place)
 

@@ -73,7 +73,10 @@ def inputs_of(module: Any, path: str, inputs: Any) -> np.ndarray:
     """
     torch = require_torch()
     if not isinstance(module, torch.nn.Module):
-        raise ModelError(f"states are taken from a torch.nn.Module, found {type(module).__name__}")
+        raise ModelError(
+            f"states are taken from a torch.nn.Module, found {type(module).__name__}; a folder of "
+            "Hugging Face is loaded by its library, transformers.AutoModel.from_pretrained(folder)"
+        )
     known = dict(module.named_modules())
     if path not in known:
         # Names that end alike are the likeliest to be meant.

@@ -211,7 +211,7 @@ class StatesOf:
                 leaves out what the module computes with.
             UnsupportedLayer, ModelError: Raised as by `from_module`.
         """
-        module, left_out = self._loaded(state, leave_out, advise=True)
+        module, left_out = self._loaded(state, leave_out, patterns_taken=True)
         reading = recognised(
             module, None, n_ctx, self.inputs, self.output, self.module, reader=self
         )
@@ -233,7 +233,7 @@ class StatesOf:
         return self._loaded(state, ())[0]
 
     def _loaded(
-        self, state: Mapping[str, Any], leave_out: Sequence[str], advise: bool = False
+        self, state: Mapping[str, Any], leave_out: Sequence[str], patterns_taken: bool = False
     ) -> tuple[Any, tuple[str, ...]]:
         torch = require_torch()
         _check_not_shared(self.module)
@@ -267,7 +267,7 @@ class StatesOf:
         if missing or surplus:
             listed = [f"lacks {', '.join(missing[:4])}"] if missing else []
             listed += [f"has besides {', '.join(map(str, surplus[:4]))}"] if surplus else []
-            advice = "" if missing or not advise else _to_leave_out(surplus, own)
+            advice = "" if missing else _to_leave_out(surplus, own, patterns_taken)
             raise CheckpointError(
                 f"is no state dict of {self.name}: it {' and '.join(listed)}{advice}"
             )
@@ -329,8 +329,13 @@ def _place(tensor: Any) -> int:
         return 0
 
 
-def _to_leave_out(surplus: Sequence[str], own: Iterable[str]) -> str:
+def _to_leave_out(surplus: Sequence[str], own: Iterable[str], patterns_taken: bool = True) -> str:
     """How tensors are left out that a file has beside a module; empty where they may be of it.
+
+    Args:
+        surplus: Names in the file that the module has not.
+        own: Names in the module.
+        patterns_taken: Whether whoever reads takes patterns. A network that runs as it is has none.
 
     Example:
         >>> _to_leave_out(["criterion.weight", "n_averaged"], ["0.weight"])[-50:]
@@ -341,11 +346,16 @@ def _to_leave_out(surplus: Sequence[str], own: Iterable[str]) -> str:
     tops, known = ({name.partition(".")[0] for name in names} for names in (surplus, own))
     if tops & known or any(map(str.isdecimal, tops)):
         return ""  # more layers than the module has
+    if not patterns_taken:
+        return (
+            ". A network that runs as it is needs them all: where they are no part of it, as of a "
+            "loss, give a module that has them as well, such as that which was saved"
+        )
     heads = dict.fromkeys(name.partition(".")[0] + ".*" * ("." in name) for name in surplus)
     flags = " ".join(f"--leave-out {shlex.quote(head)}" for head in heads)
     return (
         ". What is no part of the network, as of a loss or the counter of an average, is left out "
-        f"by leave_out={list(heads)} ({flags})"
+        f"by tnsim.load(path, net, leave_out={list(heads)}) ({flags})"
     )
 
 

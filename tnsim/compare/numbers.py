@@ -179,6 +179,10 @@ class Number(np.float64):
         said += "on " if self.exact else "estimate, "
         return f"{said}{self.inputs:,} {kind}inputs{'; ' if advice else ''}{advice})"
 
+    def __format__(self, spec: str) -> str:
+        # Without a specification Python's own numbers are what `str` says; NumPy's drop the error.
+        return super().__format__(spec) if spec else str(self)
+
     @property
     def _of_means(self) -> str:
         """How much of the similarity is due to means, where it is more than half."""

@@ -434,8 +434,12 @@ def change(
     question = _Question(by, of, ends, align, n_ctx, dtype, budget)
     metric = as_metric(metric)
     if b is None:
-        return _changes(a, metric, question)
-    return _change(a, b, metric, question)
+        series = _changes(a, metric, question)
+        _warn_of_each([found for found in series.each if found is not None])
+        return series
+    found = _change(a, b, metric, question)
+    _warn_of_each([found])
+    return found
 
 
 class _Question(NamedTuple):
@@ -487,7 +491,6 @@ def _change(a: Any, b: Any, metric: Metric, question: _Question) -> Change:
     exchanges, metric = _exchanged(a, b, metric, question)
     of = question.of
     split = exchanges.split()
-    warn_of_caveats(exchanges.caveats)
     found = Change(
         exchanges.labels,
         split.share,
@@ -501,15 +504,21 @@ def _change(a: Any, b: Any, metric: Metric, question: _Question) -> Change:
         exchanges.how,
         exchanges,
     )
-    doubts = split.doubts
     # Exchanged weights mean little between networks without a common ancestor.
     may_tell = exchanges.how and not callable(of) and len(exchanges.labels) > 1
     if may_tell and (found.removed > split.total).all():
-        doubts += (_NO_LINEAGE,)
-        found = dataclasses.replace(found, caveats=exchanges.caveats + doubts)
-    for doubt in doubts:
-        warn(doubt, CaveatWarning)
+        found = dataclasses.replace(found, caveats=(*found.caveats, _NO_LINEAGE))
     return found
+
+
+def _warn_of_each(changes: Sequence[Change]) -> None:
+    """Warn the caller of `change` of what holds of the networks and of the shares, each once."""
+    said = dict.fromkeys(caveat for found in changes for caveat in found.caveats)
+    of_networks = {caveat for found in changes for caveat in found._exchanges.caveats}
+    warn_of_caveats(tuple(caveat for caveat in said if caveat in of_networks))
+    for doubt in said:
+        if doubt not in of_networks:
+            warn(doubt, CaveatWarning)
 
 
 def _exchanged(a: Any, b: Any, metric: Metric, question: _Question) -> tuple[Exchanges, Metric]:

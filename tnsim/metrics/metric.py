@@ -262,8 +262,8 @@ def as_metric(metric: Any) -> Metric:
         raise ModelError(
             f"expected a metric such as tnsim.Gaussian(), found {metric!r}; metrics are "
             "Gaussian(), GaussianClosure(), Symmetric(), TreeSymmetric(), Frobenius() and "
-            f"Categorical(), which the names {', '.join(METRICS)} stand for, Empirical(inputs) and "
-            "Product(...)"
+            f"Categorical(), which the names {', '.join(METRICS)} stand for, Empirical(inputs), "
+            "Product(...), and classes of yours with what tnsim.metrics.protocol.FiniteMetric has"
         )
     return cast(Metric, metric)
 

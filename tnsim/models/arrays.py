@@ -205,6 +205,12 @@ def host_array(value: Any) -> np.ndarray:
     try:
         array = np.asarray(value)
     except (ValueError, TypeError) as error:  # nested lists of unequal lengths, among others
+        if isinstance(value, Tracer):
+            raise ModelError(
+                "a value that JAX traces has no numbers, and only its numbers are used here: "
+                "models (tnsim.Model) pass through jax.grad, jit and vmap, functions and files "
+                "do not; build layers of the arrays, or compare outside of the trace"
+            ) from None
         raise ModelError(
             f"an array was expected, and no array can be made: {in_one_line(error)}"
         ) from None

@@ -265,18 +265,26 @@ def describe(layer: Layer) -> str:
         'Linear(2 -> 1, bias)'
         >>> describe(tnsim.Multilinear([[[1.0]]] * 3, [[1.0]]))
         'Multilinear(1 -> 1, rank 1)'
+
+        A pytree holds anything where a function of JAX has put it:
+
+        >>> describe(jax.tree.map(np.shape, tnsim.Linear([[1.0, 2.0]])))
+        'Linear(weight=(1, 2))'
     """
     if isinstance(layer, Residual):
         skip, scale = _number_text(layer.skip), _number_text(layer.scale)
         return f"Residual({describe(layer.layer)}, skip={skip}, scale={scale})"
-    facts = [f"{layer.d_in} -> {layer.d_out}"]
     names = map_names(layer)
+    maps = {name: getattr(layer, name) for name in names}
+    if any(len(getattr(each, "shape", ())) < 2 for each in maps.values()):
+        return f"{type(layer).__name__}({', '.join(f'{k}={v!r}' for k, v in maps.items())})"
+    facts = [f"{layer.d_in} -> {layer.d_out}"]
     if isinstance(layer, Attention):
         facts.append(f"{layer.n_heads} heads of {layer.d_head}")
         facts.append(f"{layer.mask} mask")
         facts.append("no RoPE" if layer.rope_base is None else f"RoPE base {layer.rope_base:g}")
     elif len(names) > 1:
-        facts.append(f"rank {getattr(layer, names[0]).shape[-2]}")
+        facts.append(f"rank {maps[names[0]].shape[-2]}")
     activation = activation_of(layer)
     if activation is not None:
         facts.append(activation.name)
