@@ -205,6 +205,8 @@ class TestTorch:
             assert f"is left out by leave_out=['{pattern}'] (--leave-out " in str(caught.value)
             model = tnsim.load(tmp_path / name, net, leave_out=[pattern])
             assert len(model.layers) == 3 and "left out" in model.origin.caveats[0]
+            with pytest.warns(tnsim.CaveatWarning, match="fits no tensor by 'criterium'"):
+                tnsim.load(tmp_path / name, net, leave_out=[pattern, "criterium"])
             with refused(r"0\.bias, which the module Sequential", tnsim.CheckpointError):
                 tnsim.load(tmp_path / name, net, leave_out=[pattern, "0.bias"])
         deeper = nn.Sequential(*net, nn.Linear(2, 2))
