@@ -29,6 +29,7 @@ class Kind(NamedTuple):
         needs: Package that writes such files and the extra that installs it; None where NumPy and
             Python do.
         inside: Of an output that is a folder, the file in it that `holds` reads; empty of a file.
+        endings: Endings that names of such files have, in small letters; none where any will do.
 
     Example:
         >>> Kind("a picture", lambda file: file.read(4) == b"\x89PNG").name
@@ -39,6 +40,7 @@ class Kind(NamedTuple):
     holds: Callable[[BinaryIO], bool]
     needs: tuple[str, str] | None = None
     inside: str = ""
+    endings: tuple[str, ...] = ()
 
 
 def beginning(name: str, start: bytes) -> Kind:
@@ -59,7 +61,9 @@ def beginning(name: str, start: bytes) -> Kind:
     return Kind(name, lambda file: file.read(len(start)) == start)
 
 
-PNG = beginning("a picture", b"\x89PNG\r\n\x1a\n")._replace(needs=("matplotlib", "plot"))
+PNG = beginning("a picture", b"\x89PNG\r\n\x1a\n")._replace(
+    needs=("matplotlib", "plot"), endings=(".png", "")
+)
 
 
 def json_object(name: str, *keys: str) -> Kind:

@@ -73,14 +73,22 @@ def in_words(attributes: Mapping[Any, Any]) -> dict[Any, Any]:
         if name in said:
             said[name] = "yes" if said[name] else "no"
     if "caveats" in said:
-        # A file that holds a single caveat gives a text.
-        caveats = [said["caveats"]] if isinstance(said["caveats"], str) else said["caveats"]
-        said["caveats"] = "; ".join(map(str, caveats)) or "none"
+        said["caveats"] = "; ".join(listed(said["caveats"])) or "none"
     if "rest" in said:
-        names = [said["rest"]] if isinstance(said["rest"], str) else list(said["rest"])
-        shown = ", ".join(map(str, names[:_NAMED])) + (", ..." if len(names) > _NAMED else "")
+        names = listed(said["rest"])
+        shown = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
         said["rest"] = f"differs in {len(names)}: {shown}" if names else "does not differ"
     return said
+
+
+def listed(attribute: Any) -> list[str]:
+    """An attribute that is a list of texts, of which netCDF makes a text with a line for each.
+
+    Example:
+        >>> listed(["a"]), listed("a\\nb"), listed([])
+        (['a'], ['a', 'b'], [])
+    """
+    return attribute.splitlines() if isinstance(attribute, str) else list(map(str, attribute))
 
 
 def cell(label: Any) -> Any:

@@ -170,6 +170,21 @@ def test_names_that_no_store_can_have(name, models, tmp_path):
             use(tmp_path / name)
 
 
+def test_a_file_or_an_empty_name_is_no_store(models, tmp_path, monkeypatch):
+    """Of a checkpoint it was said to be a damaged store, to be removed."""
+    (tmp_path / "new").mkdir()
+    monkeypatch.chdir(tmp_path / "new")
+    (tmp_path / "step_1.safetensors").write_text("weights")
+    for name, said in (
+        (tmp_path / "step_1.safetensors", "not a store of tnsim.pairwise .Not a directory.; give"),
+        ("", "the path of a store is empty; '.' is the present folder"),
+    ):
+        for use in (tnsim.open_pairwise, lambda path: tnsim.pairwise(models, store=path)):
+            with refused(said, tnsim.errors.StoreMismatch):
+                use(name)
+    assert not [*Path().iterdir()]
+
+
 def test_the_longest_name(models, tmp_path):
     result = tnsim.pairwise(models, store=tmp_path / ("x" * 255))
     assert tnsim.open_pairwise(tmp_path / ("x" * 255)).identical(result)

@@ -7,7 +7,9 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
+import xarray as xr
 from oracles import linear
 from pyarrow import parquet
 from refusals import refused
@@ -174,6 +176,30 @@ def test_half_a_surrogate_pair_does_not_break_a_file(tmp_path, rng):
     result_module.write_parquet(result, tmp_path / "run.parquet")
     table = parquet.read_table(tmp_path / "run.parquet").to_pydict()
     assert table["b"][:3] == ["\\udc80x", "\\ud800", "z"]
+
+
+@pytest.mark.parametrize(
+    "labels", [["\0x", "a\0b"], np.array(["2026-01-01", "2026-01-02"], "datetime64[ns]")]
+)
+def test_a_table_of_pairs_keeps_labels_and_standard_errors(labels, tmp_path, rng):
+    result = labelled(rng, labels)
+    result["standard_error"] = abs(result.similarity) / 8
+    result_module.write_parquet(result, tmp_path / "run.parquet")
+    table = parquet.read_table(tmp_path / "run.parquet").to_pandas()
+    assert table["b"][:2].tolist() == list(pd.Series(labels))
+    assert (table["standard_error"] == result.standard_error.values.ravel()).all()
+
+
+def test_netcdf_keeps_lists_of_texts(tmp_path, rng):
+    """Which SciPy, as the only writer, refuses by a KeyError."""
+    result = tnsim.pairwise([tnsim.Model([linear(rng, 2, 2)]) for _ in range(2)])
+    result = result.assign_attrs(caveats=["left out: b", "left out: c"], rest=["d.0", "e"])
+    result.to_netcdf(tmp_path / "run.nc", engine="scipy")
+    again = xr.load_dataset(tmp_path / "run.nc")
+    assert again.drop_attrs().equals(result.drop_attrs())
+    pages = [data_of(report.write(x, tmp_path / "run.html")) for x in (again, result)]
+    for part in ("caveats", "findings", "provenance"):
+        assert pages[0][part] == pages[1][part]
 
 
 @pytest.mark.parametrize("store", ["http://host/run", "s3://bucket/run", "gs://x", "file:///run"])

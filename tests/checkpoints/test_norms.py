@@ -318,6 +318,12 @@ def test_one_pattern_to_leave_out_is_one_pattern(state, tmp_path):
         r"leave_out names \w+\.weight.*, which the dialect mine reads", tnsim.CheckpointError
     ):
         tnsim.load(tmp_path / "sound" / "step_1.npz", chosen, leave_out="*")
+    with pytest.warns(tnsim.CaveatWarning, match="fits no tensor by '\\*bais'"):
+        tnsim.load(tmp_path / "sound" / "step_1.npz", chosen, leave_out=["*bias", "*bais"], norm_inputs=np.ones((2, 3)))  # fmt: skip
+    own = tmp_path / "own.safetensors"
+    tnsim.save(calls[0]("sound"), own)
+    with refused("leave_out= .* is for foreign files", tnsim.CheckpointError):
+        tnsim.load(own, leave_out="*bias")
     for wrong in (3, [3], None):
         with refused("leave_out lists patterns of names", tnsim.CheckpointError):
             tnsim.load(tmp_path / "sound" / "step_1.npz", chosen, leave_out=wrong)

@@ -206,6 +206,8 @@ class TestTorch:
             assert way in str(caught.value)
             model = tnsim.load(tmp_path / name, net, leave_out=[pattern])
             assert len(model.layers) == 3 and "left out" in model.origin.caveats[0]
+            with pytest.warns(tnsim.CaveatWarning, match="fits no tensor by 'criterium'"):
+                tnsim.load(tmp_path / name, net, leave_out=[pattern, "criterium"])
             with refused(r"0\.bias, which the module Sequential", tnsim.CheckpointError):
                 tnsim.load(tmp_path / name, net, leave_out=[pattern, "0.bias"])
         likely, inputs = nn.Sequential(*net, nn.Softmax(-1)), tnsim.Empirical(np.ones((4, 3)))

@@ -40,9 +40,11 @@ def test_pipes_are_not_waited_for(folder):
 
 def test_names_of_files_are_no_lines_of_the_answer(folder):
     (folder / "b.npz").rename("b\nsimilarity  1.npz")
-    for order in (("paths",), ("pairwise", "--out", "out")):
+    runs = ("paths",), ("paths", "--legs"), ("pairwise", "--out", "out\nsimilarity")
+    for order in runs:
         done = command(*order, ".", "--dialect", "bilinear-readout")
         assert "b\\nsimilarity  1" in done.stdout and "\nsimilarity" not in done.stdout
+    assert "\n" not in f"{tnsim.load('.')}"
     refusal("change", "absent", "--dialect", "bilinear-readout", said="absent: no such file")
 
 

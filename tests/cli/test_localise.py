@@ -105,8 +105,38 @@ def test_forward_passes_on_a_file_of_inputs(tmp_path, rng):
     wanted = tnsim.paths(models[0], metric=metric)
     assert found["metric"] == "empirical"
     assert list(found["shares"].values()) == wanted.share.tolist()
+    assert list(found["standard_errors"].values()) == wanted.standard_error.tolist()
     found = json.loads(command("change", *files, *options).stdout)
-    assert found["share"] == tnsim.change(*models, metric).share.tolist()
+    wanted = tnsim.change(*models, metric)
+    assert found["share"] == wanted.share.tolist()
+    assert found["standard_error"] == wanted.standard_error.tolist()
+    found = json.loads(command("change", tmp_path / "?.safetensors", *options).stdout)
+    (errors,) = found["standard_errors"].values()
+    assert [*errors.values()] == wanted.standard_error.tolist() and found["how"] == ""
+    found = json.loads(command("pairwise", *files, "--out", tmp_path / "o", *options).stdout)
+    assert found["standard_error"] == tnsim.pairwise(models, metric).standard_error.values.tolist()
+    assert found["symmetric"] is True
+
+
+def test_json_has_no_infinities(tmp_path):
+    """No share of a change is known that is on one input alone."""
+    np.save(tmp_path / "x.npy", [[0.0], [1.0]])
+    for n in range(1, 3):
+        tnsim.save(
+            tnsim.Model([tnsim.Bilinear([[1]], [[1]], [[n]])]), tmp_path / f"{n}.safetensors"
+        )
+    files, options = sorted(tmp_path.glob("*.safetensors")), ("--metric", "empirical", "--inputs")
+    assert told("change", *files, *options, tmp_path / "x.npy")["standard_error"] == [None]
+
+
+def test_labels_of_a_run_differ(tmp_path, monkeypatch):
+    """Rows of one label were one row of the JSON."""
+    monkeypatch.chdir(tmp_path)
+    for name in "ab":
+        tnsim.save(tnsim.Model([tnsim.Linear([[1.0]])]), f"{name}.safetensors")
+    run = ("a.safetensors", "b.safetensors", "./a.safetensors")
+    for verb in ("paths", "change"):
+        refusal(verb, *run, said="must differ, found a.safetensors more than once: give each")
 
 
 @pytest.mark.slow

@@ -83,6 +83,31 @@ def test_a_file_of_another_kind_stays(name, other, files, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("", "the path is empty; '.' is the present folder"),
+        ("-", "- is no standard input or output here"),
+    ],
+)
+def test_a_path_is_a_name(name, said, files, tmp_path, monkeypatch):
+    """An unset variable of a shell was the present folder, and a dash a file of that name."""
+    monkeypatch.chdir(tmp_path)
+    a, before = files["a"], contents(tmp_path)
+    inputs = ("--fit", "--inputs", "--example", "--norm-inputs")
+    for arguments in (
+        (*files["pairs"][:-1],),
+        (*files["pairs"], "--report"),
+        ("demo", "--out"),
+        ("bench", "depth", "--out"),
+        ("convert", a),
+        *((verb, a, a, "--plot") for verb in ("paths", "change")),
+        *(("similarity", a, a, option) for option in inputs),
+    ):
+        refusal(*arguments, name, said=said)
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize(
     ("option", "package", "extra"),
     [
         ("--parquet", "pyarrow", "parquet"),
@@ -98,9 +123,12 @@ def test_a_missing_package_is_told_before_anything_is_computed(
     assert f"pip install 'tnsim[{extra}]'" in line and not list(files["out"].iterdir())
 
 
-def test_a_picture_has_the_ending_of_one(files):
-    for verb in (("paths", files["a"]), ("change", files["a"], files["b"])):
-        refusal(*verb, "--plot", files["out"] / "shares.pdf", said="are PNG files, found .pdf")
+def test_a_file_has_the_ending_of_its_kind(files):
+    a = files["a"]
+    for verb in (("paths", a, "--plot"), ("change", a, a, "--plot")):
+        refusal(*verb, files["out"] / "x.pdf", said="a picture ends in .png, found .pdf")
+    refusal(*files["pairs"], "--report", "x.png", said="a page of tnsim ends in .html, found .png")
+    refusal("convert", a, "x", said="a model in tnsim's format ends in .safetensors, found no end")
 
 
 def test_two_outputs_are_two_files(files, tmp_path):
@@ -195,5 +223,5 @@ def test_what_fails_while_it_is_written_is_named_where_it_can_be(reason, tmp_pat
 
 def test_a_device_has_nothing_to_lose(files):
     given = ("convert", files["a"], "/dev/null", "--dialect", "bilinear-readout")
-    refusal(*given, said="saved as .safetensors")
+    refusal(*given, said="ends in .safetensors")
     check_replaceable(Path(os.devnull), PNG)

@@ -371,6 +371,7 @@ def test_what_is_no_change_is_refused_in_one_line(rng):
             small, small, align="embedding"
         ),
         "take the models of a combination one by one": lambda: tnsim.change(a, b - a),
+        "is a metric, Gaussian: give it as metric=": lambda: tnsim.change([a, b], tnsim.Gaussian()),
     }
     for message, attempt in cases.items():
         with refused(message):

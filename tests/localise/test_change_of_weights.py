@@ -1,6 +1,7 @@
 """The change of any network by its weights: complex steps, the networks themselves, refusals."""
 
 import copy
+import pickle
 import warnings
 from collections import Counter, namedtuple
 from concurrent.futures import ThreadPoolExecutor
@@ -245,6 +246,20 @@ def test_what_is_asked_later_is_asked_of_the_networks_as_they_were(pair, options
     assert (found.removed == wanted.removed).all() and (found.alone == wanted.alone).all()
 
 
+def of_jax(weights, x):
+    return products(weights, jnp.asarray(x))
+
+
+@pytest.mark.parametrize("library", ["torch", "jax"])
+def test_a_change_is_kept_and_sent_by_pickle(pair, library):
+    """Hooks of modules and programs of JAX cannot be."""
+    if library == "jax":
+        pair = [jax.tree_util.Partial(of_jax, state(net)) for net in pair]
+    found = tnsim.change(*pair, tnsim.Empirical(X), by="block")
+    sent = pickle.loads(pickle.dumps(found))
+    assert (sent.share == found.share).all() and (sent.removed == found.removed).all()
+
+
 def test_threads_may_ask_one_change(pair):
     metric = tnsim.Empirical(generator(3).normal(size=(2000, 3)))
     wanted = tnsim.change(*pair, metric).alone
@@ -340,11 +355,7 @@ def test_parts_of_a_network_in_training_may_be_frozen():
 
 @pytest.mark.slow
 def test_functions_of_jax_are_those_of_torch(pair):
-
-    def run(weights, x):
-        return products(weights, jnp.asarray(x))
-
-    one, two = (jax.tree_util.Partial(run, state(net)) for net in pair)
+    one, two = (jax.tree_util.Partial(of_jax, state(net)) for net in pair)
     metric = tnsim.Empirical(X)
     wanted, found = (tnsim.change(*nets, metric, by="block") for nets in (pair, (one, two)))
     by_name = dict(zip(found.components, found.share, strict=True))
@@ -607,6 +618,7 @@ REFUSALS = [
     (lambda pair: pair, {"by": [0]}, "by names '0', which begins no weight"),
     (lambda pair: (pair[0], pair[0]), {}, "the networks are the same function on these inputs"),
     (lambda pair: pair, {"by": "heads"}, "by must be one of module, block, parameter"),
+    (lambda pair: pair, {"by": "head"}, "found Products; of any other network .* by='module'"),
     (lambda pair: pair, {"by": 0}, "by must be one of module, block, parameter"),
     (lambda pair: pair, {"by": 2.5}, "beginnings of names, found 2.5"),
     (lambda pair: pair, {"by": ["embedding"]}, "'embedding', which begins no weight"),

@@ -1,5 +1,7 @@
 """Layers with an activation: shapes, widths, forward passes in any range, files and refusals."""
 
+import pickle
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -122,6 +124,14 @@ def test_files(rng, tmp_path):
 
 def own_activation():
     return type(tnsim.Elementwise("relu").activation)(kinks=(1.0,), pieces=((0.0,), (-1.0, 1.0)))
+
+
+@pytest.mark.parametrize(
+    "own",
+    [elu(), elu(0.5), leaky_relu(0.2), plus_line(activation("gelu"), -0.5), activation("relu")],
+)
+def test_activations_are_sent_by_their_names(own):
+    assert pickle.loads(pickle.dumps(own)) == own
 
 
 def test_rules(rng):

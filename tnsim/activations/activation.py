@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import pairwise, zip_longest
@@ -305,6 +306,13 @@ class Activation:
         if not self.name:
             name = getattr(self.function, "__name__", "") if self.function else "piecewise"
             object.__setattr__(self, "name", name)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # A function within a function, as that of ELU, cannot be sent to another process.
+        with suppress(ModelError):
+            if activation(self.name) == self:
+                return activation, (self.name,)
+        return super().__reduce_ex__(protocol)
 
     @property
     def is_polynomial(self) -> bool:

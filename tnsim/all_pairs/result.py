@@ -111,6 +111,14 @@ class Pairwise(Dataset):
     def _repr_html_(self) -> str:
         return super(Pairwise, self.assign_attrs(in_words(self.attrs)))._repr_html_()
 
+    def to_netcdf(self, *args: Any, **kwargs: Any) -> Any:
+        """As of xarray; attributes that are lists of texts have a line for each.
+
+        The netCDF that SciPy writes, where no other package does, has no lists of texts.
+        """
+        texts = {name: "\n".join(x) for name, x in self.attrs.items() if isinstance(x, list) and x}
+        return super(Pairwise, self.assign_attrs(texts)).to_netcdf(*args, **kwargs)
+
 
 class ResultAccessor:
     """Metric and pictures of a pairwise result, as `result.tnsim`."""
@@ -322,9 +330,10 @@ def write_npz(result: Pairwise, path: Path) -> None:
 
 
 def write_parquet(result: Pairwise, path: Path) -> None:
-    """Write a row per pair: a, b, similarity, log_inner, sign, and slices, if any, as lists.
+    """Write a row per pair: a, b, similarity, log_inner, sign, standard errors, slices as lists.
 
-    Of parts, a row per part and pair, with the column `part` in front.
+    Standard errors and slices stand there where the result has them. Of parts, a row per part and
+    pair, with the column `part` in front.
 
     Raises:
         ResultError: The file cannot be written, or a file of another kind is there.
@@ -335,12 +344,15 @@ def write_parquet(result: Pairwise, path: Path) -> None:
     from pyarrow import parquet
 
     dims = result.similarity.dims
-    labels = [[_plain(label) for label in result[dim].values.tolist()] for dim in dims]
+    # An array of texts would end at their first NUL character.
+    labels = [pyarrow.array([_plain(label) for label in result[dim].values]) for dim in dims]
     places = np.indices(result.similarity.shape).reshape(len(dims), -1)
     columns: dict[str, Any] = {
-        str(dim): np.array(known)[at] for dim, known, at in zip(dims, labels, places, strict=True)
+        str(dim): known.take(at) for dim, known, at in zip(dims, labels, places, strict=True)
     }
-    columns |= {name: result[name].values.ravel() for name in ("similarity", "log_inner", "sign")}
+    for name in ("similarity", "log_inner", "sign", "standard_error"):
+        if name in result:
+            columns[name] = result[name].values.ravel()
     if "slices" in result:
         columns["slices"] = list(result.slices.values.reshape(places.shape[1], -1))
     table = pyarrow.table(columns).replace_schema_metadata({"tnsim": json.dumps(result.attrs)})

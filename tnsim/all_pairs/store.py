@@ -538,7 +538,7 @@ def _check_new(path: Path, run_state: State) -> None:
             return
     except OSError as error:
         what += f" ({printable(cause(error), 300)})"
-    if run_state is State.DAMAGED or (path / RECORDS).is_dir():
+    if path.is_dir() and (run_state is State.DAMAGED or (path / RECORDS).is_dir()):
         raise DamagedStore(
             f"{path}: damaged: {RUN}.json; run pairwise again with this store, which restores it "
             "from the list of models, or where that is lost as well, remove it"
@@ -661,9 +661,11 @@ def folder(path: str | os.PathLike[str]) -> Path:
     """The path of a store.
 
     Raises:
-        StoreMismatch: The path is an address, which would become a local folder such as `s3:`, or
-            it is no path of a file system.
+        StoreMismatch: The path is empty, or an address, which would become a local folder such as
+            `s3:`, or it is no path of a file system.
     """
+    if not os.fspath(path):
+        raise StoreMismatch("the path of a store is empty; '.' is the present folder")
     if re.match(r"[A-Za-z][\w+.-]+:/", os.fspath(path)):
         raise StoreMismatch(
             f"{path}: a store is a folder on a disk, and this is an address; "

@@ -355,7 +355,7 @@ class Segmentation(NamedTuple):
             '3 phases, changed here: 100, 300'
         """
         here = f", changed here: {', '.join(map(str, self.labels))}" if self.labels else ""
-        return f"{len(self.labels) + 1} phases{here}"
+        return printable(f"{len(self.labels) + 1} phases{here}")
 
 
 @checked

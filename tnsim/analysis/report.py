@@ -41,7 +41,7 @@ from tnsim.analysis.reading import certainty, findings
 from tnsim.errors import ResultError
 from tnsim.files import Kind, replacing
 from tnsim.options import checked
-from tnsim.tables import cell, in_words
+from tnsim.tables import cell, in_words, listed
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -51,7 +51,11 @@ MAX_PHASES = 10
 MAX_NUMBERS = 2**23
 """Most numbers in the matrices and slices of a page."""
 DECIMALS, SLICE_DECIMALS = 4, 3
-PAGE = Kind("a page of tnsim", lambda file: b'name="generator" content="tnsim"' in file.read(256))
+PAGE = Kind(
+    "a page of tnsim",
+    lambda file: b'name="generator" content="tnsim"' in file.read(256),
+    endings=(".html", ".htm", ""),
+)
 _NUMERIC = "fiub"
 """Kinds of NumPy's floats, integers and booleans."""
 SCRIPTS = (
@@ -167,7 +171,7 @@ def _run_contents(result: xr.Dataset) -> dict[str, Any]:
         # Two models lie on a line, which shows nothing.
         embedding = _embedding(similarity) if len(similarity) > 2 else None
     rows, columns = (shown_labels(result[side]) for side in "ab")
-    caveats = np.atleast_1d(result.attrs.get("caveats", [])).astype(str).tolist()
+    caveats = listed(result.attrs.get("caveats", []))
     # What parts do not show stands beside them.
     if len(result.attrs.get("rest", [])):
         caveats.append(f"what belongs to no part {in_words(result.attrs)['rest']}")

@@ -117,6 +117,11 @@ def read(
         # A dialect that was asked for comes before the architecture that a file of tnsim states.
         if known is None and METADATA in inventory.metadata:
             check_no_norm_inputs(norm_inputs)  # norms are constants in such a file
+            if leave_out:
+                raise CheckpointError(
+                    "leave_out= (--leave-out) is for foreign files: a file of tnsim's own holds no "
+                    "tensor that is not read"
+                )
             model = own_model(inventory.state, inventory.metadata[METADATA], n_ctx)
             return Checkpoint(model, inventory.dtypes)
         # Only foreign files need the configuration beside them.
@@ -371,7 +376,7 @@ class Series(Sequence[Model]):
         shown = list(self.labels[:3])
         if len(self) > 3:
             shown.append("...")
-        return f"Series({len(self)} checkpoints: {', '.join(shown)})"
+        return printable(f"Series({len(self)} checkpoints: {', '.join(shown)})")
 
     def _repr_html_(self) -> str:
         rows = zip(self.labels, self.paths, strict=True)
@@ -706,7 +711,8 @@ def load(
             length that the file states. Foreign files state none.
         leave_out: A pattern, or several, of tensors that are part of the network, a bias or a norm,
             and are knowingly not read. Every result says so. Of files read by a module, tensors of
-            the file alone: a module computes with all of its own.
+            the file alone: a module computes with all of its own. Files of tnsim's own format hold
+            no others.
         norm_inputs: Inputs (samples, d_in), of a sequence (samples, positions, d_in) or token
             numbers (samples, positions), at whose mean energy each norm that the dialect names
             becomes a constant. The model's `origin` says how far outputs are off, and so does every
@@ -723,6 +729,9 @@ def load(
         ModelError: When the tensors of the file make no model.
         UnsupportedLayer: When the file holds a layer that is no polynomial, such as a norm without
             `norm_inputs`.
+
+    Warns:
+        CaveatWarning: A pattern to leave out fits no tensor of a file.
 
     Example:
         >>> from pathlib import Path

@@ -10,7 +10,7 @@ import contextlib
 import copy
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -212,7 +212,7 @@ def require_torch() -> Any:
 
 
 @contextlib.contextmanager
-def as_precise_as(module: Any) -> Iterator[None]:
+def as_precise_as(dtypes: Collection[Any]) -> Iterator[None]:
     """Run a copy of a module in float64 as precisely as the module itself runs.
 
     In a module of float32 or less, casts to float32 lose nothing, as in `x.float()`. In its copy
@@ -220,11 +220,11 @@ def as_precise_as(module: Any) -> Iterator[None]:
     round, and so they do in its copy.
 
     Args:
-        module: The module, of which a copy in float64 runs.
+        dtypes: Types of the parameters of the module, of which a copy in float64 runs.
 
     Example:
         >>> import torch
-        >>> with as_precise_as(torch.nn.Linear(1, 1)):
+        >>> with as_precise_as([torch.float32]):
         ...     torch.zeros(1, dtype=torch.float64).float().dtype
         torch.float64
     """
@@ -245,8 +245,7 @@ def as_precise_as(module: Any) -> Iterator[None]:
     def wider(given: Any) -> Any:
         return torch.float64 if given is torch.float32 else given
 
-    is_wide = any(weight.dtype is torch.float64 for weight in module.parameters())
-    with contextlib.nullcontext() if is_wide else Wide():
+    with contextlib.nullcontext() if torch.float64 in dtypes else Wide():
         yield
 
 
@@ -317,10 +316,11 @@ def own_defaults(module: Any) -> Iterator[None]:
     torch = require_torch()
     tensors = itertools.chain(module.parameters(), module.buffers())
     on_host = all(tensor.device.type == "cpu" for tensor in tensors)
+    dtypes = {parameter.dtype for parameter in module.parameters()}
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        with torch.device("cpu") if on_host else contextlib.nullcontext(), as_precise_as(module):
+        with torch.device("cpu") if on_host else contextlib.nullcontext(), as_precise_as(dtypes):
             yield
     finally:
         torch.set_default_dtype(before)

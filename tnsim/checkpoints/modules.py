@@ -46,6 +46,7 @@ from tnsim.checkpoints.state_dict import (
     assembled,
     inside,
     place_of,
+    warn_of_unfitting,
     weights_within,
 )
 from tnsim.errors import (
@@ -261,6 +262,7 @@ class StatesOf:
                 f"leave_out names {', '.join(kept[:4])}, which the module {self.name} computes "
                 "with: give a module without it. Tensors of the file alone are left out"
             )
+        warn_of_unfitting(leave_out, named)
         left_out = tuple(sorted(chosen))
         surplus = [name for name in surplus if name not in left_out]
         # A state of another architecture would otherwise end in an error of PyTorch.

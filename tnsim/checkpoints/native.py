@@ -106,7 +106,7 @@ def _is_own(file: BinaryIO) -> bool:
     return METADATA in header["__metadata__"]
 
 
-OWN = Kind("a model in tnsim's format", _is_own)
+OWN = Kind("a model in tnsim's format", _is_own, endings=(".safetensors",))
 
 
 def own_model(state: Mapping[str, Any], text: str, n_ctx: int | None = None) -> Model:

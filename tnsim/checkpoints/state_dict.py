@@ -21,7 +21,7 @@ import dataclasses
 import fnmatch
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tnsim.checkpoints import layer_rules
@@ -33,10 +33,13 @@ from tnsim.checkpoints.rules import Rule
 from tnsim.errors import (
     BY_PARTS,
     ON_INPUTS,
+    CaveatWarning,
     CheckpointError,
     ModelError,
     TnsimError,
     UnsupportedLayer,
+    printable,
+    warn,
 )
 from tnsim.models.arrays import detached, rename_errors, requires_grad
 from tnsim.models.functions import input_rows
@@ -267,6 +270,25 @@ class Patterns:
         return name in self._names or self._form.match(name) is not None
 
 
+def warn_of_unfitting(leave_out: Sequence[str], names: Iterable[str]) -> None:
+    """Warn of patterns of a call that leave nothing out, such as those with a slip.
+
+    Args:
+        leave_out: Patterns.
+        names: Names of the tensors of a file.
+
+    Warns:
+        CaveatWarning: A pattern fits no name.
+
+    Example:
+        >>> warn_of_unfitting(["*.bias"], ["0.weight", "0.bias"])
+    """
+    names = list(names)
+    for pattern in leave_out:
+        if not any(map(Patterns([pattern]).__contains__, names)):
+            warn(f"leave_out fits no tensor by {printable(pattern, 80)!r}", CaveatWarning)
+
+
 def _check_ignored(name: str, value: Any, widths: set[int], dialect: Dialect) -> None:
     """Raise `UnsupportedLayer` where a tensor is a norm or a bias, by its name or its role."""
     try:
@@ -368,6 +390,7 @@ def model_from_state(
                 f"dialect {dialect.name} repeats {rule.main_key}, "
                 f"but no such tensor is there{listing(named)}"
             )
+    warn_of_unfitting(leave_out, arrays.state)
     # Patterns of the call are part of what the origin tells.
     dialect = dataclasses.replace(dialect, leave_out=(*dialect.leave_out, *leave_out))
     ignored, left_out = check_unused(arrays, dialect, [normed.layer for normed in layers])
@@ -528,8 +551,9 @@ def unnamed(
     fitting: list[Dialect] = []
     errors: list[TnsimError] = []
     for dialect in PRESETS.values():
+        to_leave = (*dialect.leave_out, *leave_out)
         try:
-            model_from_state(state, dialect, config=config, leave_out=leave_out)
+            model_from_state(state, dataclasses.replace(dialect, leave_out=to_leave), config=config)
             fitting.append(dialect)
         except TnsimError as error:
             errors.append(error)

@@ -32,6 +32,7 @@ from tnsim.cli.options import (
     flags_given,
     grouped,
     metric_of,
+    named_path,
     networks_of,
     print_json,
     say,
@@ -352,7 +353,9 @@ def _first_names(names: tuple[str, ...]) -> str:
 
 def convert(
     source: File,
-    target: Annotated[Path, typer.Argument(help="Where to write, a .safetensors file.")],
+    target: Annotated[
+        Path, typer.Argument(parser=named_path, help="Where to write, a .safetensors file.")
+    ],
     reading: ReadingOptions = ReadingOptions(),
 ) -> None:
     """Rewrite a checkpoint as safetensors of tnsim's own.
@@ -367,7 +370,7 @@ def convert(
     networks = networks_of(reading)
     found = networks.single(source)
     tnsim.save(found, target)
-    say(f"{target}: {found}")
+    say(f"{printable(str(target))}: {found}")
 
 
 # In the order of `tnsim --help`: what compares, what reads files, what helps.

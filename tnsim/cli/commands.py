@@ -32,6 +32,7 @@ from tnsim.cli.options import (
     DtypeOption,
     JsonOption,
     check_outputs,
+    named_path,
     print_json,
     save_picture,
     say,
@@ -91,7 +92,8 @@ def depth(
         int, typer.Option(min=1, help="Warm calls per row; the median is reported.")
     ] = 7,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Folder for depth.json and depth.png.")
+        Path | None,
+        typer.Option("--out", parser=named_path, help="Folder for depth.json and depth.png."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -116,7 +118,8 @@ def depth(
 
 def demo(
     out: Annotated[
-        Path, typer.Option("--out", help="Folder for the picture and the matrix.")
+        Path,
+        typer.Option("--out", parser=named_path, help="Folder for the picture and the matrix."),
     ] = Path("tnsim-demo"),
 ) -> None:
     """Compare shipped checkpoints of a network that groks.

@@ -17,6 +17,7 @@ from tnsim.cli.options import (
     compiling_shown,
     in_order,
     metric_of,
+    named_path,
     networks_of,
     print_json,
     save_picture,
@@ -35,7 +36,10 @@ _MOST_INPUTS = 5
 
 
 PlotOption = Annotated[
-    Path | None, typer.Option("--plot", help="Also write a picture of the shares, a PNG file.")
+    Path | None,
+    typer.Option(
+        "--plot", parser=named_path, help="Also write a picture of the shares, a PNG file."
+    ),
 ]
 
 
@@ -113,12 +117,17 @@ def _tell(result: T, data_of: Callable[[T], dict[str, Any]], as_json: bool) -> N
 
 
 def _paths_data(result: Paths) -> dict[str, Any]:
-    shares = dict(zip(result.bra, result.share.tolist(), strict=True))
-    return {**_about([result]), "total": float(result.values.sum()), "shares": shares}
+    shares = _by_name(result.bra, result.share)
+    data = {**_about([result]), "total": float(result.values.sum()), "shares": shares}
+    if result.standard_error is not None:
+        data["standard_errors"] = _by_name(result.bra, result.standard_error)
+    return data
 
 
 def _run_data(run: PathSeries) -> dict[str, Any]:
-    return {**_about(run.each), "shares": _by_label(run.labels, run.paths, run.share)}
+    data = {**_about(run.each), "shares": _by_label(run.labels, run.paths, run.share)}
+    errors = [(found.bra, found.standard_error) for found in run.each]
+    return data | _standard_errors(run.labels, errors)
 
 
 def _about(each: Sequence[Paths] | Sequence[Edges] | Sequence[Change]) -> dict[str, Any]:
@@ -140,6 +149,8 @@ def _edges_data(run: EdgeSeries) -> dict[str, Any]:
 
 
 def _changes_data(run: ChangeSeries) -> dict[str, Any]:
+    from tnsim.localise.differences import least_sure
+
     each = [found for found in run.each if found is not None]
     labels = list(map(str, run.labels))
     steps = {
@@ -147,13 +158,30 @@ def _changes_data(run: ChangeSeries) -> dict[str, Any]:
         "surroundings": dict(zip(labels, run.surroundings.tolist(), strict=True)),
         "shares": _by_label(run.labels, run.components, run.share),
     }
-    return {**_about(each), "of": each[0].of, **steps}
+    errors = [
+        (run.components, None if found is None else found.standard_error) for found in run.each
+    ]
+    data = {**_about(each), "how": least_sure(each).how, "of": each[0].of, **steps}
+    return data | _standard_errors(run.labels, errors)
+
+
+def _standard_errors(labels: Sequence[Any], errors: Sequence[tuple[Any, Any]]) -> dict[str, Any]:
+    """Standard errors by the label of a checkpoint and by name; nothing where none was sampled."""
+    told = {
+        str(label): _by_name(names, values)
+        for label, (names, values) in zip(labels, errors, strict=True)
+        if values is not None
+    }
+    return {"standard_errors": told} if told else {}
 
 
 def _by_label(labels: Sequence[Any], names: Sequence[str], table: Any) -> dict[str, Any]:
     """Rows of a table by the label of a checkpoint, each by name, for JSON."""
-    rows = zip(labels, table.tolist(), strict=True)
-    return {str(label): dict(zip(names, row, strict=True)) for label, row in rows}
+    return {str(label): _by_name(names, row) for label, row in zip(labels, table, strict=True)}
+
+
+def _by_name(names: Sequence[str], values: Any) -> dict[str, float]:
+    return dict(zip(names, values.tolist(), strict=True))
 
 
 def change(
@@ -237,6 +265,8 @@ def change(
         told = ("how", "of", "total", "surroundings", "components")
         data = _about([result]) | {name: getattr(result, name) for name in told}
         arrays = {"share": result.share, **swapped}
+        if result.standard_error is not None:
+            arrays["standard_error"] = result.standard_error
         if by_input is not None:
             arrays["by_input"] = by_input
         print_json(data | {name: array.tolist() for name, array in arrays.items()})

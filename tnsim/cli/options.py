@@ -81,6 +81,30 @@ _AGAIN = 0.05
 log: logging.Logger = logging.getLogger(__name__)
 
 
+def named_path(name: str | Path) -> Path:
+    """The path that an option names, which is the parser of all options with paths.
+
+    Args:
+        name: Text on the command line, or the default of the option.
+
+    Returns:
+        The path.
+
+    Raises:
+        BadParameter: Error of Typer, where the text is empty, as that of a variable of a shell that
+            is not set, or a dash, which elsewhere stands for standard input or output.
+
+    Example:
+        >>> named_path("results").name
+        'results'
+    """
+    if name == "":
+        raise typer.BadParameter("the path is empty; '.' is the present folder")
+    if name == "-":
+        raise typer.BadParameter("- is no standard input or output here; ./- is a file called so")
+    return Path(name)
+
+
 def _presets() -> list[str]:
     """Names of presets, which the shell completes."""
     from tnsim.checkpoints.dialects import PRESETS
@@ -109,7 +133,10 @@ class ReadingOptions:
     ] = None
     example: Annotated[
         Path | None,
-        typer.Option(help="Example of the argument of --model (.npy or .npz), a batch of it."),
+        typer.Option(
+            parser=named_path,
+            help="Example of the argument of --model (.npy or .npz), a batch of it.",
+        ),
     ] = None
     n_ctx: Annotated[
         int | None,
@@ -125,7 +152,10 @@ class ReadingOptions:
     ] = None
     norm_inputs: Annotated[
         Path | None,
-        typer.Option(help="Inputs (.npy or .npz) at whose mean energy norms become constants."),
+        typer.Option(
+            parser=named_path,
+            help="Inputs (.npy or .npz) at whose mean energy norms become constants.",
+        ),
     ] = None
 
 
@@ -146,11 +176,15 @@ class MetricOptions:
     ] = "gaussian"
     fit: Annotated[
         Path | None,
-        typer.Option(help="Inputs (.npy or .npz) from which a Gaussian takes mean and covariance."),
+        typer.Option(
+            parser=named_path,
+            help="Inputs (.npy or .npz) from which a Gaussian takes mean and covariance.",
+        ),
     ] = None
     inputs: Annotated[
         Path | None,
         typer.Option(
+            parser=named_path,
             help="Inputs of --metric empirical (.npy or .safetensors): vectors, sequences of "
             "vectors, or token ids.",
         ),
@@ -484,15 +518,13 @@ def check_outputs(outputs: Mapping[Path, Kind], store: Path | None = None) -> No
         store: Folder that the command writes and that holds nothing else.
 
     Raises:
-        BadParameter: Error of Typer, where a picture has the ending of another kind, where a file
+        BadParameter: Error of Typer, where a file has the ending of another kind, where a file
             of another kind stands in the place of an output, where a file stands in the place of a
             folder, where two outputs are one file, or where one is to lie in another or in the
             store.
     """
     places = {} if store is None else {os.path.realpath(store): store}
     for path, kind in outputs.items():
-        if kind is PNG and path.suffix.lower() not in ("", ".png"):
-            raise typer.BadParameter(f"{path}: pictures are PNG files, found {path.suffix}")
         # Two names of the same file would overwrite each other.
         place = os.path.realpath(path)
         if (other := places.setdefault(place, path)) is not path:
@@ -507,6 +539,10 @@ def check_outputs(outputs: Mapping[Path, Kind], store: Path | None = None) -> No
             check_replaceable(path, kind)
         except OSError as error:
             raise typer.BadParameter(f"{path}: {error.strerror}") from None
+        if kind.endings and path.suffix.lower() not in kind.endings:
+            raise typer.BadParameter(
+                f"{path}: {kind.name} ends in {kind.endings[0]}, found {path.suffix or 'no ending'}"
+            )
     for place, path in places.items():
         if above := next((above for above in Path(place).parents if str(above) in places), None):
             raise typer.BadParameter(
@@ -562,13 +598,15 @@ def print_json(data: dict[str, Any]) -> None:
     """Print one object and nothing else.
 
     Args:
-        data: Object of values that JSON can hold.
+        data: Object of values that JSON can hold; NaN and infinities, for which it has no word,
+            become null.
 
     Example:
-        >>> print_json({"similarity": 1.0})
-        {"similarity": 1.0}
+        >>> print_json({"similarity": 1.0, "standard_error": float("inf")})
+        {"similarity": 1.0, "standard_error": null}
     """
-    typer.echo(json.dumps(data), file=_OBJECTS.get())
+    known = json.loads(json.dumps(data), parse_constant=lambda _: None)
+    typer.echo(json.dumps(known), file=_OBJECTS.get())
 
 
 @contextmanager

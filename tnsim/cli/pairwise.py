@@ -34,6 +34,7 @@ from tnsim.cli.options import (
     check_outputs,
     in_order,
     metric_of,
+    named_path,
     networks_of,
     print_json,
     save_picture,
@@ -262,7 +263,9 @@ def pairwise(
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", help="Folder of the results; run again with the same folder to go on."
+            "--out",
+            parser=named_path,
+            help="Folder of the results; run again with the same folder to go on.",
         ),
     ] = None,
     other: Annotated[
@@ -323,7 +326,9 @@ def pairwise(
     ] = False,
     report: Annotated[
         Path | None,
-        typer.Option("--report", help="Also write one HTML page, to be opened offline."),
+        typer.Option(
+            "--report", parser=named_path, help="Also write one HTML page, to be opened offline."
+        ),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what it would cost, and stop.")
@@ -550,9 +555,12 @@ def _print_result(result: Pairwise) -> None:
     data: dict[str, Any] = {side: shown_labels(result[side]) for side in "ab"}
     if "part" in result.dims:
         data["part"] = result["part"].values.tolist()
-    data["similarity"] = result.similarity.values.tolist()
-    # Files keep the flag as a number, and JSON has booleans.
-    print_json(data | result.attrs | {"exact": bool(result.attrs["exact"])})
+    for name in ("similarity", "standard_error"):
+        if name in result:
+            data[name] = result[name].values.tolist()
+    # Files keep the flags as numbers, and JSON has booleans.
+    flags = {"exact", "symmetric", "centred"} & result.attrs.keys()
+    print_json(data | result.attrs | {name: bool(result.attrs[name]) for name in flags})
 
 
 def _say_result(result: Pairwise, written: list[Path]) -> None:
@@ -571,7 +579,7 @@ def _say_result(result: Pairwise, written: list[Path]) -> None:
         say(f"{'' if n else 'found':<12}{sentence}")
     if "rest" in about:
         say(f"rest        what belongs to no part {in_words(about)['rest']}")
-    say(f"wrote       {', '.join(map(str, written))}")
+    say(printable(f"wrote       {', '.join(map(str, written))}"))
 
 
 def _lowest(result: Pairwise) -> str:

@@ -18,7 +18,7 @@ from tnsim.engine.planner import Budget
 from tnsim.errors import ModelError, UnsupportedLayer
 from tnsim.metrics.estimate import estimate_of
 from tnsim.metrics.finite_measures import Empirical
-from tnsim.metrics.metric import Gaussian, as_metric
+from tnsim.metrics.metric import Gaussian, as_metric, is_metric
 from tnsim.metrics.protocol import Metric, adds_up
 from tnsim.models.functions import Function, is_function, is_module, loaded, refused_under
 from tnsim.models.model import AnyModel, Model, check_comparable, check_numbers, terms
@@ -146,8 +146,13 @@ def comparables(
         Models, sums of models and plain functions.
 
     Raises:
-        CheckpointError, ModelError, UnsupportedLayer: A file or a module cannot be read as a model.
+        CheckpointError, ModelError, UnsupportedLayer: A file or a module cannot be read as a model,
+            or a metric stands in the place of the second side.
     """
+    if is_metric(b):  # as `pairwise` has it, after many models
+        raise ModelError(
+            f"the second of two networks is a metric, {type(b).__name__}: give it as metric="
+        )
     inputs = output = None
     if isinstance(metric, Empirical):
         inputs, output = metric.inputs, metric.output

@@ -31,7 +31,7 @@ from tnsim.compare.numbers import jackknife_error
 from tnsim.compare.request import Comparable, comparables, estimated, with_metric
 from tnsim.engine.ir.problem import dtype_name
 from tnsim.engine.planner import Budget
-from tnsim.errors import CaveatWarning, ModelError, warn
+from tnsim.errors import CaveatWarning, ModelError, printable, warn
 from tnsim.localise.change_of_functions import FunctionsExchanged, exchange_functions
 from tnsim.localise.change_of_weights import WeightsExchanged, exchange_weights, name_of
 from tnsim.localise.differences import (
@@ -268,7 +268,8 @@ class ChangeSeries:
         each = [found for found in self.each if found is not None]
         told = least_sure(each)
         most = int(self.total.argmax())
-        what = f"{TOTALS.get(told.of, told.of)} {self.total[most]:.6g}, up to {self.labels[most]}"
+        up_to = printable(str(self.labels[most]), 40)
+        what = f"{TOTALS.get(told.of, told.of)} {self.total[most]:.6g}, up to {up_to}"
         columns = self._beside()
         head = "".join(f"{name:>14}" for name, _ in columns)
         rows = zip(*(column for _, column in columns), strict=True)

@@ -14,6 +14,7 @@ directions: the first k of them leave out less of the change than any other k.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,7 +22,7 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.checkpoints.load import Series
-from tnsim.errors import ModelError, ResultError, TooLarge, printable
+from tnsim.errors import ModelError, ResultError, TooLarge, first_few, printable
 from tnsim.tables import html_table
 
 if TYPE_CHECKING:
@@ -162,12 +163,20 @@ class Split(NamedTuple):
 def checkpoints_of(run: Run) -> tuple[tuple[Any, ...], Iterable[Any]]:
     """The labels and the checkpoints of a run.
 
+    Raises:
+        ModelError: Two checkpoints have one label, by which tables and JSON tell them apart.
+
     Example:
         >>> labels, checkpoints = checkpoints_of({10: "early", 20: "late"})
         >>> labels, list(checkpoints)
         ((10, 20), ['early', 'late'])
     """
     if isinstance(run, Series):
+        if repeated := [label for label, count in Counter(run.labels).items() if count > 1]:
+            raise ModelError(
+                f"labels of a run must differ, found {first_few(repeated)} more than once: give "
+                "each checkpoint once"
+            )
         return run.labels, run
     if isinstance(run, Mapping):
         return tuple(run), run.values()

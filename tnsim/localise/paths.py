@@ -48,7 +48,7 @@ from tnsim.engine.ir.problem import dtype_name
 from tnsim.engine.planner import Budget
 from tnsim.engine.precision import Arithmetic
 from tnsim.engine.runtime import execution
-from tnsim.errors import ModelError, ResultError, TnsimError, TooLarge
+from tnsim.errors import ModelError, ResultError, TnsimError, TooLarge, printable
 from tnsim.localise.differences import (
     ROWS,
     Run,
@@ -163,7 +163,7 @@ class EdgeSeries:
 
     def __str__(self) -> str:
         each = zip(self.labels, self.each, strict=True)
-        return "\n".join(f"{label}, {edges}" for label, edges in each)
+        return "\n".join(f"{printable(str(label), 40)}, {edges}" for label, edges in each)
 
     def _repr_html_(self) -> str:
         return table_of_run("Effects of cutting edges", self.labels, self.edges, self.cut)

@@ -9,7 +9,7 @@ caller's, and the derivatives of either along `B - A`, one number for every weig
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
 from typing import Any, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
@@ -165,7 +165,7 @@ class _SwitchedModule:
         if dtype == "float32":
             self.network = self.network.float()
         elif not isinstance(self.network, torch.jit.ScriptModule):  # whose code is compiled
-            _run_as_precisely(self.network, second)
+            _AsPrecisely(self.network, {weight.dtype for weight in second.parameters()})
         self.function = with_output(self.network, output)
         self.step = _BUFFER_STEP[dtype]
         values = [_floats(module) for module in (first, second, self.network)]
@@ -353,6 +353,9 @@ class _SwitchedPytree:
         self.programs: dict[Callable[..., Any], Any] = {}
         self.step_by_step = False
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "programs": {}}  # no program of XLA goes to another process
+
     def switch(self, switches: Switches) -> None:
         """Take the weights `(1 - s) A + s B`."""
         self.weights = self.between.at(switches)
@@ -436,19 +439,30 @@ def _pulled_back(pullback: Callable[[Any], Any], v: Any) -> Any:
     return pullback(v)[0]
 
 
-def _run_as_precisely(network: Any, module: Any) -> None:
-    """Let a copy of a module in float64 run as precisely as the module, and its copies with it."""
-    runs: list[Any] = []
+class _AsPrecisely:
+    """Lets a copy of a module in float64 run as precisely as the module, and its copies with it.
 
-    def begin(*_: Any) -> None:
-        runs.append(as_precise_as(module))
-        runs[-1].__enter__()
+    Hooks are methods, as functions within a function cannot be sent to another process.
 
-    def end(*_: Any) -> None:
-        runs.pop().__exit__(None, None, None)
+    Args:
+        network: The copy.
+        dtypes: Types of the parameters of the module.
+    """
 
-    network.register_forward_pre_hook(begin)
-    network.register_forward_hook(end, always_call=True)
+    def __init__(self, network: Any, dtypes: Collection[Any]) -> None:
+        self.dtypes = dtypes
+        self.runs: list[Any] = []
+        network.register_forward_pre_hook(self.begin)
+        network.register_forward_hook(self.end, always_call=True)
+
+    def begin(self, *_: Any) -> None:
+        """Called before each forward pass."""
+        self.runs.append(as_precise_as(self.dtypes))
+        self.runs[-1].__enter__()
+
+    def end(self, *_: Any) -> None:
+        """Called after each forward pass."""
+        self.runs.pop().__exit__(None, None, None)
 
 
 def _statistics(module: Any) -> list[Any]:

@@ -238,6 +238,18 @@ METRICS: dict[str, Any] = {
 """The metrics that need no arguments, by the names that stand for them."""
 
 
+def is_metric(given: Any) -> bool:
+    """Whether a value is a metric, of tnsim or of a user.
+
+    Example:
+        >>> is_metric(Gaussian()), is_metric(Gaussian)
+        (True, False)
+    """
+    # The class of a metric has its methods too, so it would pass for one.
+    known = joins_layers(given) or adds_up(given) or isinstance(given, Symmetric)
+    return known and not isinstance(given, type)
+
+
 def as_metric(metric: Any) -> Metric:
     """The metric that an argument of a verb says: itself, or that of a name.
 
@@ -250,9 +262,7 @@ def as_metric(metric: Any) -> Metric:
     """
     if isinstance(metric, str) and metric in METRICS:
         return METRICS[metric]()
-    # The class of a metric has its methods too, so it would pass for one.
-    known = joins_layers(metric) or adds_up(metric) or isinstance(metric, Symmetric)
-    if not known or isinstance(metric, type):
+    if not is_metric(metric):
         if isinstance(metric, list) or getattr(metric, "ndim", 0):
             raise ModelError(
                 "expected a metric such as tnsim.Gaussian(), found an array: models are compared "

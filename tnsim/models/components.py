@@ -45,7 +45,7 @@ from tnsim.models.layers import (
     residual_rule,
 )
 from tnsim.models.matrices import affine, bias_name, written_out
-from tnsim.models.model import Model, check_comparable, check_numbers
+from tnsim.models.model import AnyModel, Model, check_comparable, check_numbers
 from tnsim.models.scaling import replaced
 from tnsim.options import checked
 from tnsim.scaled import library
@@ -131,9 +131,14 @@ def components_of(models: Sequence[Any], by: str, linear: bool = False) -> tuple
         raise ModelError(f"by must be one of {', '.join(GRANULARITIES)}, found {by!r}")
     for model in models:
         if not isinstance(model, Model):
+            way = "take the models of a combination one by one"
+            if not isinstance(model, AnyModel):
+                way = (
+                    "of any other network tnsim.change(a, b, metric, by='module'), by='block' and "
+                    "by='parameter' tell the weights apart"
+                )
             raise ModelError(
-                f"components are those of a tnsim Model, found {type(model).__name__}; take the "
-                "models of a combination one by one"
+                f"components are those of a tnsim Model, found {type(model).__name__}; {way}"
             )
     if by == "head" and not models[0].attends:
         raise ModelError(
