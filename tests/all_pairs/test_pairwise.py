@@ -323,6 +323,14 @@ def test_work_of_a_tile(rng, monkeypatch):
         assert tile == 40 or 4 * tile**2 * cost > 2**22  # and is no smaller than it must be
 
 
+def test_models_that_are_kept_for_later_tiles_count(rng, monkeypatch):
+    monkeypatch.setattr(ways, "LARGEST_TILE", 2)
+    models = [tnsim.Model([bilinear(rng, 6, 6, 6) for _ in range(2)]) for _ in range(9)]
+    few, many = (tnsim.plan_pairwise(some, "closure") for some in (models[:4], models))
+    assert few.route == many.route == "contractions"
+    assert many.peak_bytes - few.peak_bytes >= 5 * models[0].parameters * 8
+
+
 def test_a_batch_of_pairs_is_within_the_budget(rng):
     models = [tnsim.Model([bilinear(rng, 6, 6, 6) for _ in range(2)]) for _ in range(8)]
     pair = plan_of_one_pair(models)

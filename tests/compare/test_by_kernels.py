@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import tracemalloc
 import warnings
 
 import jax
@@ -591,3 +592,16 @@ def test_second_differences_are_within_the_error_that_is_told(name, rng, monkeyp
     )
     with refused("the same function to within rounding"):
         tnsim.similarity(other - near, near)
+
+
+def test_what_kernels_of_many_inputs_take(rng):
+    """Rows of the units that a model has in common with itself count; matrix products are quick."""
+    a, b, *narrow = (mlp(rng, "relu", 160, 3, inputs) for inputs in (600, 600, 3, 3))
+    plan = tnsim.plan(a, b, cosine=True)
+    assert plan.seconds < 2 * tnsim.plan(*narrow, cosine=True).seconds
+    tnsim.similarity(a, b)
+    tracemalloc.start()
+    tnsim.similarity(a, b)
+    measured = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert measured < plan.peak_bytes

@@ -1,6 +1,7 @@
 """Polynomials as vectors: against quadrature, dense tensors and diagrams, whole and in blocks."""
 
 import itertools
+import tracemalloc
 
 import cases
 import numpy as np
@@ -113,6 +114,25 @@ def test_blocks_are_parts_of_the_whole(pairs, rng):
                 found = [part[order] for part in parts if order in part]
                 found = np.concatenate(found, axis=1)
                 assert_close(found, numbers, scale=LARGEST, rtol=1e-12)
+
+
+@pytest.mark.parametrize("out", [None, 1, 6])
+@pytest.mark.parametrize("start", [0, 10])
+def test_products_take_the_memory_that_is_told(out, start, rng):
+    width, k = 14, 5
+    series = {n: rng.normal(size=(k, packed.count(width, n))) for n in range(3)}
+    down, block = None if out is None else rng.normal(size=(out, k)), IndexBlock(width, start, 14)
+
+    def traced():
+        tracemalloc.start()
+        polynomial_space.product(series, series, down, block, True)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return peak
+
+    _, measured = traced(), traced()  # tables are made first
+    sizes = polynomial_space.ProductSizes((0, 1, 2), (0, 1, 2), k, out, True)
+    assert 0.95 * measured < 8 * sizes.peak(block) < 1.2 * measured
 
 
 def deep(rng, count):

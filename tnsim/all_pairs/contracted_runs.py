@@ -435,20 +435,30 @@ class ContractedRun(RouteOfRun):
         written = sum(times * plan.written_elements for times, plan in plans)
         one_pair = max(1, (multiplications + _ELEMENT_WORK * written) // setting.pairs)
         tile = run.tile(one_pair, 2 * (run.weights + own_bytes))
-        # Six stacks: rows and columns, each as read, on the device, and left from the previous
-        # tile.
-        stacks = 6 * tile * run.terms * (run.weights + own_bytes)
-        one_tile = stacks + max(_batch_bytes(plan, setting.budget) for _, plan in plans)
+        tier = tier_in_use()
+        # Models in units, with what they hand on as rows and as columns, are kept for later tiles:
+        # those of a tile, and of the others as many as half the memory holds.
+        of_tile = 2 * tile * run.terms  # models of a tile
+        made = sum(sum(side.values()) for side in models.bases)
+        kept = run.weights + 2 * own_bytes
+        kept = min(made * kept, of_tile * kept + run.available / 2)
+        # A block of models as its files have them and as they are read; and in stacks, or on the
+        # device, those of both sides. NumPy reads single models where they are.
+        budget = setting.budget
+        sides = max(batch_side(plan, tile, budget) for _, plan in plans)
+        stacks = of_tile * (run.weights + own_bytes) if sides > 1 or tier == "compile" else 0
+        one_tile = (
+            of_tile * run.weights + stacks + max(_batch_bytes(plan, budget) for _, plan in plans)
+        )
         is_large = tile == 1 and multiplications >= _LARGE * setting.pairs
         together = max(1, min(_AT_ONCE, int(run.available / 4 // one_tile))) if is_large else 1
         seconds = sum(_seconds(times, plan, tile, setting.budget) for times, plan in plans)
-        tier = tier_in_use()
         programs = len(set().union(*(plan.programs for _, plan in plans)))
         return self.priced(
             run,
             tile,
             multiplications=multiplications,
-            peak_bytes=together * one_tile,
+            peak_bytes=kept + together * one_tile,
             seconds=PREPARING + AROUND * seconds,
             together=together,
             programs=programs if tier == "compile" else 0,

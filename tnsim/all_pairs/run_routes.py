@@ -40,12 +40,13 @@ from tnsim.all_pairs.ways import (
     Way,
     memory,
 )
-from tnsim.compare.by_features import Vectors, expected_seconds
-from tnsim.compare.by_kernels import STARTING, Kernels, prepared_under
+from tnsim.compare import by_features, by_kernels
+from tnsim.compare.by_features import Vectors
+from tnsim.compare.by_kernels import Kernels, prepared_under
 from tnsim.compare.by_points import AtPoints, are_inputs, route_name
 from tnsim.compare.estimates import Estimate
 from tnsim.compare.numbers import cosine_error
-from tnsim.compare.request import summands
+from tnsim.compare.request import CROSS, Question, summands
 from tnsim.engine.planner import Budget
 from tnsim.engine.runtime import execution
 from tnsim.errors import TooLarge
@@ -53,11 +54,12 @@ from tnsim.metrics.finite_measures import Empirical
 from tnsim.metrics.protocol import Points
 from tnsim.models.differences import by_differences
 from tnsim.models.functions import is_function, outputs_of, refused_under
+from tnsim.models.model import Model
 from tnsim.problems import at_points, features
 from tnsim.problems.at_points import GROUPS, Part, Sums
 from tnsim.problems.features import FeatureBlock, FeatureSpace
 from tnsim.problems.kernels import PreparedModel, host_sum, mean_part, product_of
-from tnsim.problems.layer_kinds import Kinds, kinds, nonlinear
+from tnsim.problems.layer_kinds import Kinds, kinds
 from tnsim.problems.units import scaled_under
 from tnsim.scaled import ScaledSum, stacked
 
@@ -129,7 +131,7 @@ class VectorRun(RouteOfRun):
         numbers = space.length * space.d_out
         making = sum(space.multiplications(kinds) for kinds in made)
         run = Sizes.of(models, self.setting._replace(dtype="float64"))
-        work = making + self.setting.pairs * numbers
+        dots, times = self.setting.pairs * numbers, 1
         vector_bytes = numbers * run.item
         section_bytes = max(one.length for one in space.parts) * space.d_out * run.item
         kept = len(made) * vector_bytes <= run.available / 2
@@ -142,7 +144,7 @@ class VectorRun(RouteOfRun):
         # Every tile makes the features of its rows and its columns, so each model is made about 2
         # tiles x tile / models times.
         if not kept:
-            work += 2 * run.tiles(tile) * tile // len(made) * making
+            times += 2 * run.tiles(tile) * tile // len(made)
         # Features are kept for later tiles: of two blocks, or of all models up to half the memory.
         most = max(2 * tile * vector_bytes, run.available / 2)
         peak = int(min(len(made) * numbers * run.item, most))
@@ -150,9 +152,9 @@ class VectorRun(RouteOfRun):
         return self.priced(
             run,
             tile,
-            multiplications=work,
+            multiplications=times * making + dots,
             peak_bytes=peak,
-            seconds=expected_seconds(work, nonlinear(*models.examples)),
+            seconds=by_features.STARTING + times * space.seconds(made) + dots / by_features.DOTS,
             facts=(("coefficients at most", numbers),),
             streamed=streamed,
             tier="interpret",
@@ -228,21 +230,34 @@ class KernelRun(RouteOfRun):
     way = OverUnits()
     of_pair = Kernels
 
+    def alone(self, model: Model) -> Kernels:
+        """See `RouteOfRun.alone`."""
+        setting = self.setting
+        return Kernels(Question((model,), setting.metric, CROSS, setting.slices, setting.dtype))
+
     def estimate(self, limit: float = math.inf) -> Estimate:
         """See `compare.routes.Weighed`."""
         run = Sizes.of(self.models, self.setting)
-        several = [self.alone(model).estimate() for model in self.models.examples.values()]
+        routes = [(model, self.alone(model)) for model in self.models.examples.values()]
+        several = [route.estimate() for _, route in routes]
         largest = max(several, key=lambda planned: planned.multiplications)
         one_pair = run.terms**2 * largest.multiplications
         tile = run.tile(one_pair, 4 * max(1, run.weights))
-        stacks = 4 * tile * run.terms * run.weights
+        # A block of models, as its files have them and as they are read.
+        read = 2 * tile * run.terms * run.weights
+        # The estimate of a pair has two prepared models, all of which are kept for later tiles.
+        each = max(route.prepared_bytes(model) for model, route in routes)
+        made = sum(sum(side.values()) for side in self.models.bases)
+        kept = min(made * each, 2 * tile * run.terms * each + run.available / 2)
+        kept = max(0, kept - 2 * each)
         programs = len(self.models.examples) ** 2
         return self.priced(
             run,
             tile,
             multiplications=self.setting.pairs * one_pair,
-            peak_bytes=largest.peak_bytes + stacks,
-            seconds=STARTING + self.setting.pairs * run.terms**2 * (largest.seconds - STARTING),
+            peak_bytes=largest.peak_bytes + read + kept,
+            seconds=by_kernels.STARTING
+            + self.setting.pairs * run.terms**2 * (largest.seconds - by_kernels.STARTING),
             programs=programs,
         )
 

@@ -36,10 +36,8 @@ from tnsim.problems.receptive_fields import receptive_fields
 from tnsim.problems.units import common_units
 from tnsim.scaled import ScaledSum, add, share_of_squares, taken, total
 
-_STARTING, _RATE = 0.02, 4e9
-"""Seconds before the first product, and multiplications in a second, of two nonlinear layers."""
-_DEEP_STARTING, _DEEP_RATE = 0.05, 5e8
-"""The same of more layers, whose series of many orders gather more entries."""
+STARTING, DOTS = 0.02, 1e9
+"""Seconds before the first vector, and multiplications of dot products in a second."""
 
 
 class Vectors:
@@ -67,7 +65,8 @@ class Vectors:
         several = [kinds(model) for model in models]
         largest = max(part.length for part in space.parts) * space.d_out
         dots = len(question.wanted) * space.length * space.d_out
-        held = len(models) * largest
+        # Vectors of a part, and of the one before, which are given up when the next ones are made.
+        held = min(2, len(space.parts)) * len(models) * largest
         held += max(space.in_flight(layers, len(models)) for layers in several)
         work = sum(map(space.multiplications, several)) + dots
         return Estimate(
@@ -79,7 +78,7 @@ class Vectors:
             # Hidden units with equal weights below them, as of a convolution, are computed once.
             multiplications=work,
             peak_bytes=held * ITEM_BYTES["float64"],
-            seconds=expected_seconds(work, nonlinear(*several)),
+            seconds=STARTING + space.seconds(several) + dots / DOTS,
             facts=(("coefficients at most", space.length * space.d_out),),
         )
 
@@ -175,15 +174,3 @@ def space_of(question: Question) -> FeatureSpace | None:
     if depth < 2 or not joins_whole_trees(type(metric), depth):
         return None
     return polynomials(several, metric, models[0].n_ctx)
-
-
-def expected_seconds(work: int, depth: int) -> float:
-    """Expected seconds of making vectors and of their products, by NumPy.
-
-    Args:
-        work: Multiplications.
-        depth: Number of nonlinear layers.
-    """
-    if depth <= 2:
-        return _STARTING + work / _RATE
-    return _DEEP_STARTING + work / _DEEP_RATE

@@ -67,8 +67,9 @@ from tnsim.problems.kernels import (
 from tnsim.problems.layer_kinds import kinds, nonlinear
 from tnsim.scaled import ScaledSum, scaled_terms
 
-STARTING, _RATE = 0.06, 1e9
-"""Seconds before the first kernel, and multiplications of kernels in a second."""
+STARTING, _SERIES, _PRODUCTS = 0.06, 3.2e8, 1.5e10
+"""Seconds before the first kernel; multiplications of series, entry by entry, and of matrix
+products in a second."""
 
 
 class Kernels:
@@ -109,9 +110,10 @@ class Kernels:
             met += levels[-1:] if pair.bra == pair.ket else levels
         for chain in chains.values():
             met += meetings(chain, chain, True)[:-1]
-        kept = sum(segment.numbers for chain in chains.values() for segment in chain)
+        kept = self.prepared_bytes(a) + self.prepared_bytes(b)
         first, second = (max(x.units for x in chain) for chain in chains.values())
         work = positions * sum(meeting.work for meeting in met)
+        series = positions * sum(meeting.series for meeting in met)
         return Estimate(
             metric=metric.name,
             exact=is_exact(metric, (a, b)),
@@ -119,14 +121,21 @@ class Kernels:
             dtype=question.dtype,
             outputs=question.outputs,
             multiplications=work,
-            peak_bytes=item * (positions * kept + max(meeting.numbers for meeting in met)),
-            seconds=STARTING + work / _RATE,
+            peak_bytes=kept + item * max(meeting.numbers for meeting in met),
+            seconds=STARTING + series / _SERIES + (work - series) / _PRODUCTS,
             facts=(
                 ("kernels", len(met) * positions),
                 ("rows of hidden units", first),
                 ("columns of hidden units", second),
             ),
         )
+
+    def prepared_bytes(self, model: Model) -> int:
+        """Bytes of a model of the question as it is prepared for kernels."""
+        positions = len(marginals(self.question.metric, model.d_in, model.n_ctx))
+        chain = segment_sizes(kinds(with_powers(model, MOST_PAIRED)))
+        item = ITEM_BYTES[self.question.dtype]
+        return item * positions * sum(segment.numbers for segment in chain)
 
     def check(self, estimate: Estimate, budget: Budget) -> None:
         """See `routes.Route`."""

@@ -80,7 +80,7 @@ class Estimate:
         >>> print(estimate)
         metric           empirical (on these inputs)
         route            data: 2 forward passes
-        inner products   AB
+        inner products   AB, without the norms of a similarity (cosine=True, --cosine)
         multiplications  68 scalar multiplications of float64
         peak memory      0.00 MiB of float64 beside the models
         expected         about 0.006 s
@@ -156,6 +156,16 @@ class Estimate:
             return "on these inputs" if self.route == "data" else "exact"
         return "estimate" if self.route == "sampling" else "approximation"
 
+    @property
+    def _products(self) -> str:
+        names = ", ".join(self.outputs)
+        alone = self.outputs == ("AB",)
+        return (
+            f"{names}, without the norms of a similarity (cosine=True, --cosine)"
+            if alone
+            else names
+        )
+
     def _table_rows(self) -> list[tuple[str, str]]:
         """Names and descriptions of the properties that tables show."""
         work = f"{count_text(self.multiplications)} scalar multiplications of {self.dtype}"
@@ -164,7 +174,7 @@ class Estimate:
         rows = [
             ("metric", f"{self.metric} ({self._guarantee})"),
             ("route", f"{self.route}: {counted}" if counted else self.route),
-            ("inner products", ", ".join(self.outputs)),
+            ("inner products", self._products),
             ("multiplications", work),
             ("peak memory", memory),
         ]

@@ -17,7 +17,7 @@ two legs of a bilinear layer apart, so the features are the entries of the (lift
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -34,7 +34,12 @@ from tnsim.models.arrays import digest_of, in_float64
 from tnsim.models.model import Model, kept_with
 from tnsim.problems.layer_kinds import Kinds, kinds
 from tnsim.problems.layer_tensors import arrays
-from tnsim.problems.polynomial_space import merged_layers, polynomials, rule_of_one_layer
+from tnsim.problems.polynomial_space import (
+    making_seconds,
+    merged_layers,
+    polynomials,
+    rule_of_one_layer,
+)
 from tnsim.problems.receptive_fields import receptive_fields
 from tnsim.problems.units import ScaledModel
 from tnsim.scaled import (
@@ -97,6 +102,13 @@ class FeatureSpace(Hashable, Protocol):
         """Number of scalar multiplications for the vector of a single model."""
         ...
 
+    def seconds(self, models: Collection[Kinds]) -> float:
+        """Expected seconds until the vectors of some models are made, on a usual processor.
+
+        Tables of the space are among them, whether the session has them already or not.
+        """
+        ...
+
     def in_flight(self, layers: Kinds, models: int) -> int:
         """Number of elements of intermediates while a part of some models' vectors is made."""
         ...
@@ -137,6 +149,9 @@ class EntrySpace(NamedTuple):
     def multiplications(self, layers: Kinds) -> int:
         rank = max(kind.rank for kind in layers)
         return self.d_out * rank * self.length
+
+    def seconds(self, models: Collection[Kinds]) -> float:
+        return making_seconds(sum(map(self.multiplications, models)), 0)
 
     def in_flight(self, layers: Kinds, models: int) -> int:
         rank = max(kind.rank for kind in layers)

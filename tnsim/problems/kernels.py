@@ -107,6 +107,7 @@ _ORDERS = 24
 # kernel that are alive at once, by whether units are gated (`benchmarks/memory.py`).
 _TABLES = {(False, False): 128, (False, True): 1216, (True, False): 704, (True, True): 2048}
 _BLOCKS = {False: 4, True: 7}
+_ALONE = 10  # arrays of rows of the units that a block has in common, in two threads
 
 
 class Moments(NamedTuple):
@@ -891,10 +892,12 @@ class Meeting(NamedTuple):
 
     Args:
         work: Scalar multiplications, without pairs of units of high correlation.
+        series: Those among them that are made entry by entry.
         numbers: Numbers of all arrays alive at once, beside the models.
     """
 
     work: int
+    series: int
     numbers: int
 
 
@@ -919,8 +922,10 @@ def meetings(bra: Sequence[Segment], ket: Sequence[Segment], alone: bool) -> lis
         work += 2 * width * d_out
         rows = max((stop - start for start, stop in blocks_of(left.units, right.units)), default=0)
         numbers = _BLOCKS[left.gated or right.gated] * rows * right.units
+        # A unit and its copy have no series, and their rows stand beside each other.
+        numbers += _ALONE * rows * width
         if n:
             work += 10 * width**3  # eigenvectors of the joint covariance, about
             numbers += 3 * width**2
-        met.append(Meeting(work, numbers))
+        met.append(Meeting(work, pairs * _ORDERS, numbers))
     return met

@@ -12,10 +12,12 @@ block.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -73,11 +75,13 @@ def sorted_indices(width: int, order: int, start: int = 0) -> Int[np.ndarray, "c
     if order == 0:
         return np.zeros((int(start == 0), 0), np.int64)
     # Indices with the largest coordinate i are all shorter indices below i + 1, which come first in
-    # the order, with i behind.
-    shorter = sorted_indices(width, order - 1)
+    # the order, with i behind. They are written, and lie in memory, coordinate by coordinate.
     ends = [count(largest + 1, order - 1) for largest in range(start, width)]
-    others = np.concatenate([shorter[:end] for end in ends])
-    return np.concatenate([others, np.repeat(np.arange(start, width), ends)[:, None]], axis=1)
+    indices = np.empty((order, sum(ends)), np.int64)
+    for own, shorter in zip(indices, sorted_indices(width, order - 1).T, strict=False):
+        np.concatenate([shorter[:end] for end in ends], out=own)
+    indices[-1] = np.repeat(np.arange(start, width), ends)
+    return indices.T
 
 
 def positions(indices: Int[np.ndarray, "*shape order"]) -> Int[np.ndarray, "*shape"]:
@@ -87,13 +91,26 @@ def positions(indices: Int[np.ndarray, "*shape order"]) -> Int[np.ndarray, "*sha
         >>> positions(np.array([[0, 1], [1, 1]])).tolist()
         [1, 2]
     """
+    order = indices.shape[-1]
+    steps = _steps(int(indices.max(initial=-1)) + 1, order)
     places = np.zeros(indices.shape[:-1], np.int64)
-    for j in range(indices.shape[-1]):
-        choices = np.ones_like(places)
-        for step in range(j + 1):  # C(i + j, j + 1), an integer at every step
-            choices = choices * (indices[..., j] + step) // (step + 1)
-        places += choices
+    for j in range(order):
+        places += steps[j][indices[..., j]]
     return places
+
+
+def _steps(width: int, order: int) -> Int[np.ndarray, "order width"]:
+    """C(i + j, j + 1) for every j and coordinate i, of which positions are sums.
+
+    Example:
+        >>> _steps(3, 2).tolist()
+        [[0, 1, 2], [0, 1, 3]]
+    """
+    steps = np.zeros((order, width), np.int64)
+    steps[:1] = np.arange(width)
+    for j in range(1, order):  # C(i + j, j + 1) is the sum of C(k + j - 1, j) over k up to i
+        np.cumsum(steps[j - 1], out=steps[j])
+    return steps
 
 
 @_kept
@@ -155,19 +172,28 @@ def splits(rows: int, columns: int, start: int, stop: int) -> Int[np.ndarray, "w
         [[0, 2, 3], [0, 1, 3]]
     """
     order = rows + columns
-    indices = sorted_indices(stop, order, start)
+    places = sorted_indices(stop, order, start).T
     first_row, end_row, _ = block_slice(start, stop, rows).indices(count(stop, rows))
     first_column = block_slice(start, stop, columns).start
     height = end_row - first_row
     second_piece = count(stop, columns) * height
-    choices = []
-    for way in itertools.combinations(range(order), rows):
-        rest = [place for place in range(order) if place not in way]
-        row, column = positions(indices[:, way]), positions(indices[:, rest])
+    # What a coordinate adds to the position of a part of which it is coordinate j; all ways share
+    # these, and a matrix has fewer entries than 32 bits tell apart.
+    steps = _steps(stop, max(rows, columns)).astype(np.int32)
+    added = functools.cache(lambda place, j: steps[j][places[place]])
+
+    def part(chosen: Sequence[int]) -> Any:
+        return sum((added(place, j) for j, place in enumerate(chosen)), np.int32(0))
+
+    ways = list(itertools.combinations(range(order), rows))
+    choices = np.empty((len(ways), places.shape[1]), np.int32)
+    for way, choice in zip(ways, choices, strict=True):
+        row, column = part(way), part([place for place in range(order) if place not in way])
+        choice[...] = column * height + row - first_row
         # Where the row has no coordinate of the block, the column has one, and the entry is in the
         # second piece.
-        largest = indices[:, way].max(axis=1, initial=0)
-        inside = column * height + row - first_row
-        below = second_piece + (column - first_column) * count(start, rows) + row
-        choices.append(np.where(largest >= start, inside, below))
-    return np.stack(choices)
+        if start:
+            below = second_piece + (column - first_column) * count(start, rows) + row
+            largest = places[way[-1]] if way else 0
+            np.copyto(choice, below, where=np.less(largest, start))
+    return choices

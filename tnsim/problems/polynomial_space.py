@@ -32,6 +32,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -55,6 +56,10 @@ _MATRIX = 2**22  # most elements of a matrix from which a block is read
 _SMALL = 2**22  # elements of a matrix so small that several models are made together
 _TOGETHER = 4  # small models that are made together
 _LONGEST = 2**31  # most numbers of a model's vector, 16 GiB in float64
+_HEAPS = 1.4  # space that heaps take, over that of the arrays of a part (`benchmarks/memory.py`)
+_MULTIPLIED, _READ, _PLACED = 1e10, 2e8, 4e7
+"""Scalar multiplications, entries of matrices that are read, and positions of entries that are
+found, in a second."""
 _WAYS = 2**8  # most ways to split an index; reading more takes longer than any product
 
 
@@ -173,7 +178,8 @@ def product(left: Series, right: Series, down: Any, block: IndexBlock, pairs: bo
     product_terms: Series = {}
     # Every sorted index of the product is read off at all its splits, and the entries are added.
     for rows, columns in list(matrices):
-        matrix = matrices.pop((rows, columns))
+        # In the order in which it is read, else every way would copy it.
+        matrix = np.ascontiguousarray(matrices.pop((rows, columns)))
         first, *others = packed.splits(rows, columns, block.start, block.stop)
         read = np.take(matrix, first, axis=0)
         for way in others:
@@ -182,23 +188,103 @@ def product(left: Series, right: Series, down: Any, block: IndexBlock, pairs: bo
     return product_terms
 
 
-def multiplications(
-    left: Collection[int], right: Collection[int], k: int, out: int, width: int, pairs: bool
-) -> int:
-    """Number of scalar multiplications of `product`, all blocks together.
+class ProductSizes(NamedTuple):
+    """The orders and sizes of a `product`, on which its costs depend.
+
+    Args:
+        left, right: Orders of both series.
+        k: Number of polynomials.
+        out: Number of rows of the matrix of the products; None for the products themselves.
+        pairs: Whether coordinates are shared.
 
     Example:
-        >>> multiplications([1], [1], k=5, out=2, width=3, pairs=True)
-        115
+        >>> sizes = ProductSizes((1,), (1,), k=5, out=2, pairs=True)
+        >>> sizes.multiplications(3), sizes.read(3), sizes.peak(whole(3))
+        (115, 26, 63)
     """
-    number = 0
-    for term in terms(left, right, pairs):
-        rows, columns = (packed.count(width, order) for order in term.free)
-        shared = packed.count(width, term.shared) if term.shared else 0
-        # Each of k products is an outer product of free indices, summed over shared ones, and every
-        # entry is then multiplied with a column of `down`.
-        number += k * rows * columns * (shared + out)
-    return number
+
+    left: tuple[int, ...]
+    right: tuple[int, ...]
+    k: int
+    out: int | None
+    pairs: bool
+
+    @property
+    def orders(self) -> tuple[int, ...]:
+        """Orders of the product."""
+        return tuple(sorted({sum(term.free) for term in self._terms}))
+
+    @property
+    def _terms(self) -> list[HermiteTerm]:
+        return list(terms(self.left, self.right, self.pairs))
+
+    def multiplications(self, width: int) -> int:
+        """Number of scalar multiplications, all blocks together."""
+        number = 0
+        for term in self._terms:
+            rows, columns = (packed.count(width, order) for order in term.free)
+            shared = packed.count(width, term.shared) if term.shared else 0
+            # Each of k products is an outer product of free indices, summed over shared ones, and
+            # every entry is then multiplied with a column of `down`.
+            number += self.k * rows * columns * (shared + (self.out or 1))
+        return number
+
+    def read(self, width: int) -> int:
+        """Number of entries of matrices that are read, all blocks together."""
+        out = self.k if self.out is None else self.out
+        ways = (
+            math.comb(rows + columns, rows) * packed.count(width, rows + columns)
+            for rows, columns in {term.free for term in self._terms}
+        )
+        return out * sum(ways)
+
+    def peak(self, block: IndexBlock) -> int:
+        """Largest number of elements alive at once in `product`, its result among them."""
+        out = self.k if self.out is None else self.out
+        matrices: dict[tuple[int, int], int] = {}
+        peak = 0
+        for term in self._terms:
+            pieces = [self._piece(term, block, IndexBlock(block.width, 0, block.stop))]
+            if block.start:
+                below = IndexBlock(block.width, 0, block.start)
+                pieces.append(self._piece(term, below, block))
+            held, entries = sum(matrices.values()), sum(size for _, size in pieces)
+            # Two pieces are put together, and matrices of equal free indices are added.
+            copies = 2 * entries * (len(pieces) > 1 or term.free in matrices)
+            peak = max(peak, held + copies, held + max(most for most, _ in pieces))
+            peak = max(peak, held + pieces[0][1] + pieces[-1][0] * (len(pieces) > 1))
+            matrices[term.free] = entries
+        held = sum(matrices.values())
+        given: Counter[int] = Counter()
+        before = 0  # the matrix that was read before, which is given up when it is replaced
+        for free, entries in matrices.items():
+            order, ways = sum(free), math.comb(sum(free), free[0])
+            length = block.length(order)
+            # Entries read so far, those of one more way and their sum; NumPy reads by positions
+            # of 64 bits.
+            read = (3 if ways > 2 else min(ways, 2)) * length * out + length
+            copied = before + (entries if self.out is None else 0)
+            peak = max(peak, held + max(copied, read, 2 * given[order]))
+            given[order] = length * out
+            held += length * out - entries
+            before = entries
+        return peak
+
+    def _piece(self, term: HermiteTerm, rows: IndexBlock, columns: IndexBlock) -> tuple[int, int]:
+        """Most elements alive while a piece of a matrix is made, and its number of entries."""
+        first, second = (
+            self.k * side.length(order)
+            for side, order in zip((rows, columns), term.free, strict=True)
+        )
+        products = first * columns.length(term.free[1])  # of each of the k polynomials
+        if self.out is not None and not term.shared:
+            entries = products // self.k * self.out
+            return first * self.out + max(first, entries), entries
+        entries = products if self.out is None else products // self.k * self.out
+        shared = packed.count(rows.width, term.shared)
+        first, second = first * shared, second * shared * (term.shared > 0)
+        made = products + entries * (self.out is not None)
+        return first + max(first, 2 * second, second + made), entries
 
 
 def _matrix(left: Any, right: Any, down: Any, term: HermiteTerm, block: IndexBlock) -> Any:
@@ -352,51 +438,82 @@ class PolynomialSpace(NamedTuple):
     @session_cache
     def multiplications(self, layers: Kinds) -> int:
         """Number of scalar multiplications for the features of a single model."""
-        # Legs are linear maps of all coefficients; then n - 1 products, of which the last is mapped
-        # to the outputs at once.
-        orders = (0, 1) if self.lifted else (1,)
-        width = self.block.width
-        number = 0
+        width, lifted = self.block.width, self.lifted
         steps = [kind for kind in layers if kind.down is not None]
         if not steps:
             # Matrices of all layers times the coordinates, from the input up.
-            number = sum(kind.d_out * kind.d_in for kind in layers) * (width + self.lifted)
-        for kind in steps:
-            out = self.d_out if kind is steps[-1] else kind.d_out + self.lifted
-            # A lifted layer has a hidden unit more, which computes the constant.
-            rank = kind.rank + self.lifted
-            read = orders
-            entries = sum(packed.count(width, order) for order in orders)
-            number += kind.order * rank * kind.d_in * entries
-            for leg in range(1, kind.order):
-                down = out if leg == kind.order - 1 else 1
-                number += multiplications(read, orders, rank, down, width, self.gaussian)
-                read = orders_of(max(read) + max(orders), self.lifted, self.gaussian)
-            orders = read
+            return sum(kind.d_out * kind.d_in for kind in layers) * (width + lifted)
+        number = 0
+        for kind, products in zip(steps, self._products(layers), strict=True):
+            # Legs are linear maps of all coefficients; then n - 1 products, of which the last is
+            # mapped to the outputs at once.
+            entries = sum(packed.count(width, order) for order in products[0].right)
+            number += kind.order * (kind.rank + lifted) * kind.d_in * entries
+            number += sum(sizes.multiplications(width) for sizes in products)
         return number
 
     @session_cache
-    def in_flight(self, layers: Kinds, models: int) -> int:
-        """Number of elements of intermediates while some models' features are made, by blocks.
+    def _products(self, layers: Kinds) -> tuple[tuple[ProductSizes, ...], ...]:
+        """The products of series of every multiplying layer, from the input up."""
+        steps = [kind for kind in layers if kind.down is not None]
+        orders = (0, 1) if self.lifted else (1,)
+        found = []
+        for kind in steps:
+            out = self.d_out if kind is steps[-1] else kind.d_out + self.lifted
+            read, products = orders, []
+            for leg in range(1, kind.order):
+                mapped = out if leg == kind.order - 1 else None
+                # A lifted layer has a hidden unit more, which computes the constant.
+                rank = kind.rank + self.lifted
+                products.append(ProductSizes(read, orders, rank, mapped, self.gaussian))
+                read = products[-1].orders
+            found.append(tuple(products))
+            orders = read
+        return tuple(found)
 
-        Counted are a matrix with its pieces, the numbers read from it, and the coefficients before
-        the last layer: twice for the layer's factors, and once more as these are multiplied.
-        """
+    def seconds(self, models: Collection[Kinds]) -> float:
+        """See `features.FeatureSpace`."""
+        width, places, seconds = self.block.width, 0, 0.0
+        for layers, count in Counter(models).items():
+            sizes = list(itertools.chain(*self._products(layers)))
+            read = sum(each.read(width) for each in sizes)
+            seconds += count * making_seconds(self.multiplications(layers), read)
+            # Positions are the same for all polynomials, and are found once.
+            alone = (each._replace(out=1).read(width) for each in sizes)
+            places = max(places, max(alone, default=0))
+        return seconds + places / _PLACED
+
+    @session_cache
+    def in_flight(self, layers: Kinds, models: int) -> int:
+        """Number of elements of intermediates while some models' features are made, by blocks."""
         width = self.block.width
-        ranks = [kind.rank + self.lifted for kind in layers if kind.down is not None]
-        factor = max(ranks, default=1) * packed.count(width, math.ceil(self.degree / 2))
-        largest = max(self._matrix(part.block.start, part.block.stop) for part in self.parts)
-        longest = max(part.length for part in self.parts) * self.d_out
-        # Tables of 32-bit integers say where all splits of an index stand.
-        half = self.degree // 2
-        tables = math.comb(self.degree, half) * packed.count(width, self.degree)
-        # Blocks are put together of two pieces, and high degrees have matrices of many orders, of
-        # which the heaps of threads keep the space that is freed (`benchmarks/memory.py`).
-        quarters = 14 if self.degree > 4 else 11 if len(self.parts) > 1 else 6
-        # NumPy reads by positions of 64 bits, the same for all outputs.
-        positions = 3 * largest // self.d_out
-        each = quarters * largest // 4 + positions + 2 * longest + 4 * factor
-        return tables + min(models, self.at_once) * each
+        # Hidden layers need all coefficients, the last product those of a block.
+        block = max(self.parts, key=lambda part: self._matrix(*part.block[1:])).block
+        blocks = itertools.chain(
+            itertools.repeat(whole(width), sum(map(len, self._products(layers))) - 1), [block]
+        )
+        state = peak = (layers[0].d_in + self.lifted) * (width + self.lifted)
+        for products in self._products(layers):
+            entries = sum(packed.count(width, order) for order in products[0].right)
+            factors = state + (len(products) + 1) * products[0].k * entries
+            state = 0  # the product of the first legs
+            for sizes, own in zip(products, blocks, strict=False):
+                peak = max(peak, factors + state + sizes.peak(own))
+                out = sizes.k if sizes.out is None else sizes.out
+                state = out * sum(own.length(order) for order in sizes.orders)
+        longest = max(part.length for part in self.parts)
+        # A vector, its orders times their norms, and these one after another.
+        peak = max(peak, 3 * longest * self.d_out)
+        # Tables of 32-bit integers say where all splits of an index stand, and of floats how many
+        # entries an index stands for. A table is made of the coordinates of the indices and of
+        # what each adds to a position; every thread may make it.
+        half = math.ceil(self.degree / 2)
+        ways = math.comb(self.degree, half)
+        tables = (ways // 2 + 1) * sum(packed.count(width, order) for order in self.orders)
+        making = (self.degree + half * (self.degree - half + 1) // 2 + 2 + ways // 2) * longest
+        # Heaps keep space that a part gave back, in which arrays of the next one may not fit.
+        kept = _HEAPS if len(self.parts) > 1 else 1.0
+        return tables + math.ceil(min(models, self.at_once) * kept * (peak + making))
 
     @property
     def at_once(self) -> int:
@@ -425,6 +542,11 @@ class PolynomialSpace(NamedTuple):
             norm = basis_norms(self.block, order, self.degree, self.gaussian)
             parts.append(coefficients.get(order, np.zeros((self.d_out, 1))) * norm)
         return np.concatenate(parts, axis=1)
+
+
+def making_seconds(multiplications: int, read: int) -> float:
+    """Expected seconds of products of series, by the entries that are read from their matrices."""
+    return multiplications / _MULTIPLIED + read / _READ
 
 
 def basis_norms(

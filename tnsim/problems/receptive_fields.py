@@ -21,7 +21,8 @@ range are a slice, and vectors are made in parts by the largest coordinate.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,12 +38,13 @@ from tnsim.problems import packed
 from tnsim.problems.layer_kinds import Kinds, LayerKind, core_of, kinds, need_constant
 from tnsim.problems.layer_tensors import Affine, shapes
 from tnsim.problems.polynomial_space import (
+    ProductSizes,
     Series,
     basis_norms,
     degrees_of,
+    making_seconds,
     mapped,
     mean_of,
-    multiplications,
     orders_of,
     plus,
     product,
@@ -63,6 +65,10 @@ _AT_ONCE = 2**24
 """Most elements of the products of some units."""
 _SLOWER = 10
 """Ratio of the rates of matrix products and of the features of fields, which wait for memory."""
+_GROUPING, _ADDED, _PLACED = 2.5e-4, 5e7, 1e7
+"""Seconds for the weights below a group; coefficients that are added to a vector, and indices of
+fields that are found once among all, in a second."""
+_SORTED = 7.2  # arrays of positions that `numpy.unique` holds at once, and the positions
 _PLACES = 2**62
 """Number of indices over all coordinates that an integer can count."""
 
@@ -132,27 +138,59 @@ class FieldSpace(NamedTuple):
 
     def multiplications(self, layers: Kinds) -> int:
         """Number of scalar multiplications for the vector of a model, no two groups being alike."""
-        number = 0
-        for group in _groups(layers):
-            width, units = len(group.field), len(group.units)
-            entries = sum(packed.count(width, order) for order in self.orders)
-            number += self.d_out * units * entries
-            if group.hidden:
-                order = layers[group.level].order
-                below = _orders_below(layers, group.level, self)
-                read = below
-                for _ in range(order - 1):
-                    number += multiplications(read, below, units, 1, width, self.gaussian)
-                    read = tuple(range(max(read) + max(below) + 1))
-        return number
+        return sum(
+            self._reading(group) + self._making(layers, group)[0] for group in _groups(layers)
+        )
+
+    def _reading(self, group: _Group) -> int:
+        """Multiplications of the readout of a group."""
+        return self.d_out * _entries(self, group)
+
+    def _making(self, layers: Kinds, group: _Group) -> tuple[int, int]:
+        """Multiplications of the products of a group, and entries of matrices that are read."""
+        if not group.hidden:
+            return 0, 0
+        below = _orders_below(layers, group.level, self)
+        orders, width = below, len(group.field)
+        multiplications = read = 0
+        for _ in range(layers[group.level].order - 1):
+            sizes = ProductSizes(orders, below, len(group.units), None, self.gaussian)
+            multiplications += sizes.multiplications(width)
+            read += sizes.read(width)
+            orders = tuple(range(max(orders) + max(below) + 1))
+        return multiplications, read
+
+    def seconds(self, models: Collection[Kinds]) -> float:
+        """See `features.FeatureSpace`. Groups of one pattern count once, as of a convolution."""
+        seconds = 0.0
+        for layers, count in Counter(models).items():
+            groups = _groups(layers)
+            patterns = {
+                (group.level, len(group.units), (group.field - group.field[0]).tobytes()): group
+                for group in groups
+            }
+            making = [self._making(layers, group) for group in patterns.values()]
+            added = self.d_out * sum(_entries(self, group) // len(group.units) for group in groups)
+            seconds += count * (
+                len(groups) * _GROUPING
+                + sum(making_seconds(*each) for each in making)
+                + added / _ADDED
+            )
+        ends = sum(
+            sum(packed.count(len(field), n) for n in self.orders) for field in _fields(self.layers)
+        )
+        return seconds + ends / _PLACED
 
     def in_flight(self, layers: Kinds, models: int) -> int:
         """Number of elements of intermediates while a part of a model's vector is made."""
         groups = _groups(layers)
         widest = max(_entries(self, group) for group in groups)
         distinct = sum(_entries(self, group) for group in groups)
+        length = max(part.length for part in self.parts)
         made = min(distinct, _KEPT) + 4 * widest + 3 * min(widest, _AT_ONCE)
-        return made + 4 * self.d_out * max(part.length for part in self.parts)
+        # Places are found by a sort of all positions, before any series is made. Then the vector is
+        # made order by order, and put together.
+        return max(math.ceil(_SORTED * length), made + length // 2 + 2 * self.d_out * length)
 
     def weights(self, model: Model) -> Any:
         return model
