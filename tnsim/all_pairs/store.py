@@ -248,7 +248,7 @@ def is_gone(pid: str) -> bool:
     return False
 
 
-FORMAT = 10
+FORMAT = 11
 """Version of the layout, and of what its numbers mean: another one also where tnsim computes other
 numbers for equal models, as by a mended fault. A store of another version is refused."""
 # Attributes that must be equal for a store to be continued; error messages name them.

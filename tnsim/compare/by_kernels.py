@@ -97,7 +97,9 @@ class Kernels:
         question, metric = self.question, self.question.metric
         a, b = question.models[0], question.models[-1]
         positions = len(marginals(metric, a.d_in, a.n_ctx))
-        item = ITEM_BYTES[question.dtype]
+        # Outside of a trace kernels are float64, whatever is asked.
+        dtype = question.dtype if question.traced else KERNEL_DTYPE
+        item = ITEM_BYTES[dtype]
         chains = {
             side: segment_sizes(kinds(with_powers(x, MOST_PAIRED)))
             for side, x in (("A", a), ("B", b))
@@ -116,7 +118,7 @@ class Kernels:
             metric=metric.name,
             exact=is_exact(metric, (a, b)),
             route=self.name,
-            dtype=question.dtype,
+            dtype=dtype,
             outputs=question.outputs,
             multiplications=work,
             peak_bytes=item * (positions * kept + max(meeting.numbers for meeting in met)),
@@ -136,7 +138,7 @@ class Kernels:
             budget,
             f"{estimate.metric} of {first:,} x {second:,} hidden units",
             less_work=f"{BY_DRAWS}, or a larger tnsim.Budget",
-            less_memory="use dtype='float32' or a larger tnsim.Budget",
+            less_memory="give a larger tnsim.Budget",
             program_bytes=PROGRAM_BYTES,
         )
 
@@ -177,7 +179,7 @@ class Kernels:
             def product(m: PreparedModel, n: PreparedModel) -> ScaledSum:
                 key = id(m), id(n)  # the sums hold both
                 if key not in known:
-                    made = host_sum(product_of(m, n, request.slices, request.dtype))
+                    made = host_sum(product_of(m, n, request.slices, KERNEL_DTYPE))
                     known[key] = known[id(n), id(m)] = made
                 return known[key]
 
@@ -190,7 +192,7 @@ class Kernels:
                     mean_share(bra, mean_part, values["AA"]),
                     mean_share(ket, mean_part, values["BB"]),
                 )
-        return InnerProducts(values, exponent, False, request.dtype, self.name, mean_share=share)
+        return InnerProducts(values, exponent, False, KERNEL_DTYPE, self.name, mean_share=share)
 
 
 def _prepared_sum(summands: Sequence[tuple[Any, Model]], metric: Metric) -> SumOfModels:
