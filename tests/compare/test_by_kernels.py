@@ -81,6 +81,16 @@ def test_singular_covariances(rng):
     assert_close(tnsim.inner(a, b, still), a(still.mean) @ b(still.mean), rtol=1e-13)
 
 
+def test_kernels_are_float64_whatever_is_asked(rng):
+    """Numbers of float64 were told, and refused, as if they had been computed in float32."""
+    near = tnsim.Linear([[1.0, 1.0], [1.0, 1.0001]])
+    a = tnsim.Model([near, tnsim.Elementwise("relu"), tnsim.Linear([[1.0, -1.0]] * 2)])
+    b = mlp(rng, "relu")
+    assert tnsim.similarity(a, b, dtype="float32") == tnsim.similarity(a, b)
+    some, same = (tnsim.pairwise([a, b], dtype=dtype) for dtype in ("float32", "float64"))
+    assert (some.similarity.values == same.similarity.values).all()
+
+
 def permuted(model, order):
     first, activation, last = model.layers
     return tnsim.Model(

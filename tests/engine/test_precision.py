@@ -1,5 +1,6 @@
 """What rounding does to cosines: bounds against exact rational arithmetic, one rule throughout."""
 
+import contextlib
 import itertools
 import re
 import tracemalloc
@@ -18,6 +19,7 @@ from refusals import LOST, refused
 import tnsim
 from tnsim.engine import precision
 from tnsim.engine.precision import Arithmetic, Cosine
+from tnsim.errors import ResultError
 from tnsim.problems.conditioning import (
     _amplified,
     _in_one_scale,
@@ -383,6 +385,36 @@ def test_an_input_beyond_floats_does_not_hide_what_the_others_show(rng):
     others = np.concatenate([inputs, np.full((1, 2), np.nan)])
     assert_close(_amplified(steep, others), _amplified(steep, inputs))
     assert _amplified(steep, others[-1:]) == 1.0
+
+
+def reading_all_but(direction, rng):
+    """A bilinear layer whose legs do not read a direction of the input, to within rounding."""
+    layer = bilinear(rng, 2, 3, 2, True)
+    blind = np.eye(2) - np.outer(direction, direction)
+    biases = layer.left_bias, layer.right_bias, layer.down_bias
+    return tnsim.Bilinear(layer.left @ blind, layer.right @ blind, layer.down, *biases)
+
+
+@pytest.mark.filterwarnings("ignore::tnsim.PrecisionWarning")
+@pytest.mark.parametrize("moment", ["mean", "covariance"])
+@pytest.mark.parametrize("metric", [tnsim.Gaussian, tnsim.GaussianClosure])
+def test_what_a_model_reads_of_large_inputs_is_counted(metric, moment, cosines, rng):
+    """Errors were up to 240 times their bounds, where the other model cancels nothing."""
+    direction = np.array([0.6, 0.8])
+    mean = 200 * direction if moment == "mean" else None
+    cov = np.eye(2) + 200.0**2 * np.outer(direction, direction) if moment != "mean" else None
+    inputs = metric(mean, cov)
+    for _ in range(4):
+        a = tnsim.Model([reading_all_but(direction, rng), bilinear(rng, 2, 3, 2, True)])
+        other, maps = bilinear(rng, 2, 3, 2, True), rng.normal(size=(2, 2, 2))
+        b, c = (tnsim.Model([other, tnsim.Linear(x)]) for x in maps)
+        ratio = float(tnsim.inner(a, b, inputs) / tnsim.inner(a, c, inputs))
+        b = tnsim.Model([other, tnsim.Linear(maps[0] - ratio * maps[1])])  # cosines near zero
+        true = tnsim.similarity(a, b, inputs)
+        cosines.clear()
+        with contextlib.suppress(ResultError):  # no digit is left
+            found = tnsim.similarity(a, b, inputs, dtype="float32")
+            assert abs(found - true) <= cosines[-1].error
 
 
 @pytest.mark.filterwarnings("ignore::tnsim.PrecisionWarning")

@@ -421,6 +421,15 @@ def test_changes_of_similarity_in_float32(rng):
     assert_close(one.share, exact.share, scale=LARGEST, rtol=1e-3, limited_by="float32")
 
 
+@pytest.mark.slow
+def test_inner_products_of_small_parts_in_float32(rng):
+    """Their bound was that of shares squared: changes of a hundredth were warned of."""
+    a = skewed(rng, 2.0)
+    b = jax.tree.map(lambda x: x * (1 + 1e-3 * rng.normal(size=x.shape)), a)
+    one, exact = (tnsim.change(a, b, dtype=x) for x in ("float32", "float64"))
+    assert_close(one.matrix, exact.matrix, scale=LARGEST, rtol=1e-3, limited_by="float32")
+
+
 @pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize(
     "name, size", [("gaussian", 1e-6), ("gaussian", 1e-4), ("empirical", 1e-9), ("empirical", 1e-6)]

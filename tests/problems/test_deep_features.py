@@ -98,6 +98,14 @@ def test_small_variances_are_kept(rng):
     assert_close(root @ root.T, cov, rtol=1e-13)
 
 
+def test_variances_of_rounding_size_are_none():
+    """Vectors kept a variance of 4 units of rounding, which kernels and quadrature take for none."""
+    cov = np.full((2, 2), 1.0 - 2.0**-48) + np.diag([2.0**-48] * 2)
+    metric = tnsim.Gaussian(cov=cov)
+    (space,) = spaces([kinds(tnsim.Model([tnsim.Linear([[1.0, -1.0]])]))], metric)
+    assert space.inputs(metric)[1].shape == (2, 1)
+
+
 @pytest.mark.parametrize("pairs", [True, False])
 def test_blocks_are_parts_of_the_whole(pairs, rng):
     """Any blocks, orders 0 to 3 and k products as they are: together the whole, nothing twice."""
@@ -192,8 +200,7 @@ def test_symmetric_pairs_and_float32(rng):
         run.similarity[0, 1],
         cosine(*some[:2], tnsim.Symmetric()),
         scale=1.0,
-        rtol=1e-5,
-        limited_by="float32",
+        rtol=1e-13,
     )
 
 

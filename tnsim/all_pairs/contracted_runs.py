@@ -337,9 +337,9 @@ class Contracted(ByPairs):
         dense = map(with_dense_matrices, of.models)  # as `by_plans` has them
         made = [scaled_under(model, setting.units, setting.slices) for model in dense]
         exponents = np.array([model.exponent for model in made])
-        roots = np.sqrt([model.cancels for model in made])
+        factors = np.array([model.cancels for model in made])
         values = tuple(model.value for model in made)
-        return PairBlock(values, of.digests, exponents, of.terms, roots)
+        return PairBlock(values, of.digests, exponents, of.terms, factors)
 
     def mean_of(self, job: Job, model: Model) -> ScaledSum | None:
         """See `ByPairs.mean_of`."""

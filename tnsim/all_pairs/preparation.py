@@ -101,9 +101,9 @@ class PairwiseRun(NamedTuple):
 
     @property
     def arithmetic(self) -> Arithmetic:
-        """Largest degree and the precision, which bound the errors of rounding."""
+        """Largest degree and the precision of the route, which bound the errors of rounding."""
         degree = highest_degree(self.models.examples.values())
-        return Arithmetic(degree, self.job.setting.dtype)
+        return Arithmetic(degree, self.estimate.dtype)
 
 
 def prepared(models: Any, other: Any, names: Any, asked: Asked) -> PairwiseRun:

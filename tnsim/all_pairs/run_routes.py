@@ -58,7 +58,7 @@ from tnsim.models.model import Model
 from tnsim.problems import at_points, features
 from tnsim.problems.at_points import GROUPS, Part, Sums
 from tnsim.problems.features import FeatureBlock, FeatureSpace
-from tnsim.problems.kernels import PreparedModel, host_sum, mean_part, product_of
+from tnsim.problems.kernels import KERNEL_DTYPE, PreparedModel, host_sum, mean_part, product_of
 from tnsim.problems.layer_kinds import Kinds, kinds
 from tnsim.problems.units import scaled_under
 from tnsim.scaled import ScaledSum, stacked
@@ -118,6 +118,8 @@ class VectorRun(RouteOfRun):
         setting: Settings common to all pairs.
         space: Space that holds all models.
     """
+
+    dtype = "float64"
 
     def __init__(self, models: Models, setting: PairSetting, space: FeatureSpace) -> None:
         super().__init__(models, setting)
@@ -220,7 +222,7 @@ class OverUnits(ByPairs):
 
 def _product(job: Job, a: PreparedModel, b: PreparedModel) -> ScaledSum:
     with execution.precision():
-        return host_sum(product_of(a, b, job.setting.slices, job.setting.dtype))
+        return host_sum(product_of(a, b, job.setting.slices, KERNEL_DTYPE))
 
 
 class KernelRun(RouteOfRun):
@@ -229,6 +231,7 @@ class KernelRun(RouteOfRun):
     name = Kernels.name
     way = OverUnits()
     of_pair = Kernels
+    dtype = KERNEL_DTYPE
 
     def alone(self, model: Model) -> Kernels:
         """See `RouteOfRun.alone`."""
@@ -237,7 +240,7 @@ class KernelRun(RouteOfRun):
 
     def estimate(self, limit: float = math.inf) -> Estimate:
         """See `compare.routes.Weighed`."""
-        run = Sizes.of(self.models, self.setting)
+        run = Sizes.of(self.models, self.setting._replace(dtype=KERNEL_DTYPE))
         routes = [(model, self.alone(model)) for model in self.models.examples.values()]
         several = [route.estimate() for _, route in routes]
         largest = max(several, key=lambda planned: planned.multiplications)

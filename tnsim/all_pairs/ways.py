@@ -271,15 +271,15 @@ class PairBlock(NamedTuple):
         digests: Digests of the models' content.
         exponents: Powers of two taken out of the models, one per model or one per output.
         terms: Combinations that are compared.
-        roots: Square roots of the factors by which cancellation within the models enlarges
-            rounding, see `problems.conditioning`; 1 where products count it themselves.
+        factors: Factors by which cancellation within the models enlarges rounding, see
+            `problems.conditioning`; 1 where products count it themselves.
     """
 
     models: tuple[Any, ...]
     digests: tuple[str, ...]
     exponents: Float[np.ndarray, " models"] | Float[np.ndarray, "models out"]
     terms: Terms
-    roots: Float[np.ndarray, " models"]
+    factors: Float[np.ndarray, " models"]
 
     def coefficients(self) -> Scaled[np.ndarray]:
         """The factor of the model in every term.
@@ -324,7 +324,9 @@ class ByPairs(Blocks):
             wanted.update(itertools.combinations_with_replacement(sorted(set(row)), 2))
         known = {}
         for (low, high), product in self.paired(job, block.models, sorted(wanted)).items():
-            known[low, high] = magnified(product, block.roots[low] * block.roots[high])
+            known[low, high] = magnified(
+                product, precision.of_pair(block.factors[low], block.factors[high])
+            )
         # One part for each pair of terms (s, t), over all rows at once.
         parts = []
         for s, t in itertools.product(range(index.shape[1]), repeat=2):
@@ -350,7 +352,8 @@ class ByPairs(Blocks):
     def products(self, job: Job, first: PairBlock, second: PairBlock) -> ScaledSum:
         """See `Blocks.products`."""
         crossed = self.crossed(job, first, None if second is first else second)
-        crossed = magnified(crossed, np.outer(first.roots, second.roots))
+        of_pairs = precision.of_pair(first.factors[:, None], second.factors)
+        crossed = magnified(crossed, of_pairs)
         rows, columns = first.coefficients(), second.coefficients()
         parts = []
         for s in range(first.terms.index.shape[1]):
@@ -512,12 +515,14 @@ class RouteOfRun(ABC):
         way: How tasks compute along the route.
         search: Expected seconds until an estimate is there.
         of_pair: The same route for the inner products of two models.
+        dtype: Precision of its numbers where it is not the one that is asked for.
     """
 
     name: str
     way: Way
     search: float = 0.0
     of_pair: Callable[[Question], Weighed]
+    dtype: str | None = None
 
     def __init__(self, models: Models, setting: PairSetting) -> None:
         self.models, self.setting = models, setting
@@ -564,7 +569,7 @@ class RouteOfRun(ABC):
             metric=setting.metric.name,
             exact=is_exact(setting.metric, self.models.examples.values()),
             route=self.name,
-            dtype=setting.dtype,
+            dtype=self.dtype or setting.dtype,
             outputs=("AA", "AB", "BB"),
             multiplications=multiplications,
             peak_bytes=math.ceil(peak_bytes) + run.tile_bytes(tile),

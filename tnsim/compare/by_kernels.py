@@ -84,6 +84,8 @@ class Kernels:
 
     def __init__(self, question: Question) -> None:
         self.question = question
+        # Outside of a trace kernels are float64, whatever is asked.
+        self.dtype = question.dtype if question.traced else KERNEL_DTYPE
 
     def estimate(self, limit: float = math.inf) -> Estimate:
         """What the inner products of two models take, see `routes.Route`.
@@ -98,7 +100,7 @@ class Kernels:
         question, metric = self.question, self.question.metric
         a, b = question.models[0], question.models[-1]
         positions = len(marginals(metric, a.d_in, a.n_ctx))
-        item = ITEM_BYTES[question.dtype]
+        item = ITEM_BYTES[self.dtype]
         chains = {
             side: segment_sizes(kinds(with_powers(x, MOST_PAIRED)))
             for side, x in (("A", a), ("B", b))
@@ -118,7 +120,7 @@ class Kernels:
             metric=metric.name,
             exact=is_exact(metric, (a, b)),
             route=self.name,
-            dtype=question.dtype,
+            dtype=self.dtype,
             outputs=question.outputs,
             multiplications=work,
             peak_bytes=kept + item * max(meeting.numbers for meeting in met),
@@ -134,7 +136,7 @@ class Kernels:
         """Bytes of a model of the question as it is prepared for kernels."""
         positions = len(marginals(self.question.metric, model.d_in, model.n_ctx))
         chain = segment_sizes(kinds(with_powers(model, MOST_PAIRED)))
-        item = ITEM_BYTES[self.question.dtype]
+        item = ITEM_BYTES[self.dtype]
         return item * positions * sum(segment.numbers for segment in chain)
 
     def check(self, estimate: Estimate, budget: Budget) -> None:
@@ -145,7 +147,7 @@ class Kernels:
             budget,
             f"{estimate.metric} of {first:,} x {second:,} hidden units",
             less_work=f"{BY_DRAWS}, or a larger tnsim.Budget",
-            less_memory="use dtype='float32' or a larger tnsim.Budget",
+            less_memory="give a larger tnsim.Budget",
             program_bytes=PROGRAM_BYTES,
         )
 
@@ -186,7 +188,7 @@ class Kernels:
             def product(m: PreparedModel, n: PreparedModel) -> ScaledSum:
                 key = id(m), id(n)  # the sums hold both
                 if key not in known:
-                    made = host_sum(product_of(m, n, request.slices, request.dtype))
+                    made = host_sum(product_of(m, n, request.slices, KERNEL_DTYPE))
                     known[key] = known[id(n), id(m)] = made
                 return known[key]
 
@@ -199,7 +201,7 @@ class Kernels:
                     mean_share(bra, mean_part, values["AA"]),
                     mean_share(ket, mean_part, values["BB"]),
                 )
-        return InnerProducts(values, exponent, False, request.dtype, self.name, mean_share=share)
+        return InnerProducts(values, exponent, False, KERNEL_DTYPE, self.name, mean_share=share)
 
 
 def _prepared_sum(summands: Sequence[tuple[Any, Model]], metric: Metric) -> SumOfModels:

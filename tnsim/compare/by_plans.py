@@ -509,10 +509,8 @@ def _of_models(
             for name, value in product.items():
                 weighted[name].append(times(value, weight))
         total = {name: add(summands) for name, summands in weighted.items()}
-    # An error of A's function enters <A|A> twice and <A|B> once, so the factor of AB is the
-    # geometric mean of the factors of the norms.
     first, second = factors[pair.one], factors[pair.two]
-    amplified = {"AB": (first * second) ** 0.5, "AA": first, "BB": second}
+    amplified = {"AB": precision.of_pair(first, second), "AA": first, "BB": second}
     return {name: magnified(value, amplified[name]) for name, value in total.items()}
 
 

@@ -3,17 +3,22 @@
 A single rule serves every route. Let u = 4 n eps, for polynomials of degree n: each layer squares
 its inputs, so a relative error doubles, and eps grows to n eps. An inner product of a single
 contribution is off by at most u times the two norms, and a sum by u times the sum of the absolute
-contributions, its `size`. With rho = size / value of the squared norms AA and BB, Cauchy and
-Schwarz leave for the product
+contributions, its `size`. Let rho = size / value of the squared norms AA and BB. What is made of A
+alone, a mean of its outputs under Isserlis' theorem or a forward pass, enters AA twice and AB once,
+and is therefore off by u rho_A / 2, whatever the other model is. Hence
 
-    |error of AB| <= u max(size_AB, sqrt(size_AA size_BB)),
+    |error of AB| <= u max(size_AB, sqrt(AA BB) (rho_A + rho_B) / 2),
 
 and the cosine c = AB / sqrt(AA BB) is off by at most
 
-    u max(size_AB / sqrt(AA BB), sqrt(rho_A rho_B)) + |c| u (rho_A + rho_B) / 2
+    u max(size_AB / sqrt(AA BB), (rho_A + rho_B) / 2) + |c| u (rho_A + rho_B) / 2
 
-to first order in u rho. An exponent e of a scale that is no whole number, as weights of points make
-it, is off by eps |e| / 2, so for each scale of a cosine eps |e| is added to u.
+to first order in u rho. The geometric mean of rho_A and rho_B would do where joint moments alone
+are read, layer over layer. Beside means, and of whole trees, it told as little as a 240th of the
+error of cosines near zero.
+
+An exponent e of a scale that is no whole number, as weights of points make it, is off by eps |e| /
+2, so for each scale of a cosine eps |e| is added to u.
 
 Measured against exact rational arithmetic, errors are a fiftieth of the bound (median) and at most
 half. In float32 the median is a 62nd to a 137th, over one to three layers of weights of all sizes;
@@ -103,6 +108,16 @@ def cancellation(amplification: float) -> float:
     return 1.5 + amplification / 4
 
 
+def of_pair(first: Any, second: Any) -> Any:
+    """The factor by which cancellation enlarges errors of AB, given those of the norms AA and BB.
+
+    Example:
+        >>> of_pair(1.5, 300.5)
+        151.0
+    """
+    return (first + second) / 2
+
+
 class Cosine(NamedTuple):
     """Cosines and their error bounds.
 
@@ -142,7 +157,7 @@ def cosine(product: ScaledSum, bra: ScaledSum, ket: ScaledSum, arithmetic: Arith
     # zero is rounding alone.
     magnified = [xp.where(x.mantissa > 0, x.size / x.mantissa, xp.inf) for x in (bra, ket)]
     # The bound of the error of AB, in units of u sqrt(AA BB)
-    direct = xp.maximum(product.size * factor, xp.sqrt(magnified[0] * magnified[1]))
+    direct = xp.maximum(product.size * factor, of_pair(*magnified))
     # 1 / sqrt((1 - x) (1 - y)) - 1 <= (x + y) / 2 / (1 - max(x, y)) for relative errors x and y
     worst = rounding * xp.maximum(*magnified)
     left = xp.maximum(1 - worst, _EXPONENT_EPS)

@@ -133,7 +133,7 @@ class FunctionsExchanged(NamedTuple):
         relative_to = total
         if of != "distance":
             relative_to = total**2 * self.setting.squared_norm(self.b)
-        error, setting = self.rounding_error(relative_to, 1), self.setting
+        error, setting = self.rounding_error(relative_to), self.setting
         surroundings = 0.0 if self.a is self.given else setting.measure(self.given, self.a, of)
         if of == "distance":  # the inner products <delta_c, b - a>, by groups of draws
             difference: Any = by_differences(self.b - self.a, setting.dtype)
@@ -153,15 +153,14 @@ class FunctionsExchanged(NamedTuple):
         exact = is_exact(setting.metric, (self.a, self.b)) and of == "distance"
         return Split(slopes, together / together.sum(), total, surroundings, exact)
 
-    def rounding_error(self, target: float, factors: int) -> float:
+    def rounding_error(self, target: float) -> float:
         """The bound of the error that float32 leaves in results, see `slopes.rounding_error`.
 
         Args:
             target: Squared norm that results are relative to.
-            factors: Number of factors in a result whose rounding is enlarged.
         """
         models = self.a, self.switched.at(0.5), self.b
-        return rounding_error(self.switched, models, target, factors)
+        return rounding_error(self.switched, models, target)
 
     @property
     def switched(self) -> SwitchedModels:
@@ -184,13 +183,16 @@ class FunctionsExchanged(NamedTuple):
 
     def gram(self, total: float) -> Float[np.ndarray, "components components"]:
         """Inner products of the parts of the change."""
-        # Parts may be far larger than the change, by the factor that enlarges rounding in shares.
-        error = self.rounding_error(total, 2)
+        error = self.rounding_error(total)
         found = gram_of_parts(self.switched)
+        # Each part is off by that share of the change, and may be far larger than the change.
+        longest = max(1.0, math.sqrt(max(found.diagonal().max(), 0.0) / total))
         # Inner products of the parts sum to the total; what they miss is what cancellation took.
         missed = abs(found.sum() / total - 1)
         arithmetic = Arithmetic(max(self.a.degree, self.b.degree), self.setting.dtype)
-        precision.report(max(missed, error), "an inner product of parts", arithmetic)
+        precision.report(
+            max(missed, error * (longest + error)), "an inner product of parts", arithmetic
+        )
         return found
 
     def differences(self) -> Iterator[Batch]:

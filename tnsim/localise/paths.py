@@ -762,7 +762,7 @@ def _error_of_shares(bra: _Side, ket: _Side, inner: Gram, setting: Setting, degr
             factors.append(np.ones(1))
             continue
         factors.append(np.array([setting.enlarged(model, inner.points) for model in told]))
-    sizes = sizes * (factors[0][:, None] + factors[1]) / 2
+    sizes = sizes * precision.of_pair(factors[0][:, None], factors[1])
     # What the signed sums add up in absolute values: their rounding, relative to the total that
     # shares are shares of.
     most = (abs(bra.signs) @ sizes @ abs(ket.signs).sum(axis=0)).max()

@@ -133,9 +133,7 @@ def exact_nodes(degree: int) -> Nodes:
     return nodes(max(1, math.ceil(degree / 2)))
 
 
-def rounding_error(
-    switched: SwitchedModels, models: Sequence[Model], target: float, factors: int = 1
-) -> float:
+def rounding_error(switched: SwitchedModels, models: Sequence[Model], target: float) -> float:
     """The bound of the relative error of derivatives by switches in float32; 0 in float64.
 
     Rounding changes the outputs of f(s) by a share of |f(s)| that grows where sums within f(s)
@@ -146,7 +144,6 @@ def rounding_error(
         switched: Models with switches.
         models: Models that are computed.
         target: Squared norm |T|^2 that results are relative to.
-        factors: Number of factors in a result whose rounding is enlarged.
     """
     setting, points = switched.setting, switched.points
     if setting.dtype == "float64":
@@ -164,7 +161,7 @@ def rounding_error(
         size = math.sqrt(max(squared, 0.0) / target)
         enlarged = max(enlarged, size * setting.enlarged(model, points))
     growth = max(model.growth for model in models)
-    return Arithmetic(growth, setting.dtype).rounding * enlarged**factors
+    return Arithmetic(growth, setting.dtype).rounding * enlarged
 
 
 class Slope(NamedTuple):

@@ -58,8 +58,14 @@ from tnsim.sessions import session_cache
 
 PositionForm = Literal["alike", "each", "full"]
 """Dependence on positions: the same at each, different at each, or full between positions."""
-_NOISE = 1e-14
-"""Share of the largest eigenvalue, for every coordinate, that is the rounding of given matrices."""
+ROUNDING_OF_COVARIANCES = 45.0
+"""The rounding of a given matrix of d correlations, in units of `eps d` of its largest eigenvalue.
+
+Its entries are rounded sums of products. Of 6,000 matrices of lower rank, made as `F F^T` or of
+1,000 samples, the eigenvalues that should be zero are up to 1.3 of this unit; of a million samples,
+added up one after another, up to 68. What is below is no direction of the inputs, along every route
+that takes a root; a true one has hardly two digits there.
+"""
 
 
 _RELATIVE = 1e-14
@@ -390,7 +396,7 @@ def marginals(metric: Metric, d: int, n_ctx: int | None) -> tuple[tuple[int, Any
     return tuple((1, *own) for own in zip(means, covs, strict=True))
 
 
-def root_of(cov: Any, noise: float = _NOISE) -> Any:
+def root_of(cov: Any, rounding: float = ROUNDING_OF_COVARIANCES) -> Any:
     """A matrix L with `L L^T` the covariance, which may be singular.
 
     The root is taken of the matrix of correlations, so that coordinates of very different variance
@@ -399,8 +405,7 @@ def root_of(cov: Any, noise: float = _NOISE) -> Any:
 
     Args:
         cov: Covariance (d, d), its diagonal (d,), or None for the identity.
-        noise: Share of the largest eigenvalue, for every coordinate, below which an eigenvalue is
-            taken for zero.
+        rounding: Eigenvalue that is taken for zero, in units of `eps d` of the largest one.
 
     Returns:
         A matrix (d, d), a vector (d,) for a diagonal matrix, or None for the identity.
@@ -422,7 +427,7 @@ def root_of(cov: Any, noise: float = _NOISE) -> Any:
     # variance has zeros in R.
     units = np.where(deviations > 0, deviations, 1.0)
     values, vectors = np.linalg.eigh((cov + cov.T) / 2 / units / units[:, None])
-    kept = values > noise * values[-1] * len(cov)
+    kept = values > rounding * np.finfo(np.float64).eps * len(cov) * values[-1]
     return units[:, None] * vectors * np.sqrt(np.where(kept, values, 0.0))
 
 

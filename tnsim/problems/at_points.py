@@ -30,6 +30,7 @@ from jaxtyping import Float
 from tnsim.engine.costs import PROGRAM_BYTES
 from tnsim.engine.ir.problem import ITEM_BYTES
 from tnsim.engine.planner import Budget
+from tnsim.engine.precision import of_pair
 from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.devices import can_compile
 from tnsim.errors import ModelError, TooLarge
@@ -536,10 +537,8 @@ def with_cancellation(
 
     first = factors(rows)
     second = first if columns is None else factors(columns)
-    # An error of a model's outputs enters its own norm twice, and a product with another once.
-    of_pairs = (first[:, None] + second) / 2
     return sums._replace(
-        products=magnified(sums.products, of_pairs[None]),
+        products=magnified(sums.products, of_pair(first[:, None], second)[None]),
         rows=magnified(sums.rows, first[None]),
         columns=magnified(sums.columns, second[None]),
     )

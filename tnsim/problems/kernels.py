@@ -71,7 +71,7 @@ from tnsim.activations.kernels import (
     jumps,
     with_slopes,
 )
-from tnsim.engine.precision import Arithmetic, cancellation
+from tnsim.engine.precision import Arithmetic, cancellation, of_pair
 from tnsim.engine.runtime.devices import backend, processors, shared
 from tnsim.metrics.input_moments import marginals, root_of
 from tnsim.metrics.protocol import Metric
@@ -754,7 +754,7 @@ def _last(one: Chain, two: Chain) -> tuple[Prepared, Prepared, float]:
         both, share = _covariance(left, right)
         error = max(law.error, other.error, _passed_on(left, right, error) + share)
         joint = np.block([[law.cov, both], [both.T, other.cov]])
-        root, width = root_of(joint, noise=0.0), len(law.mean)
+        root, width = root_of(joint, rounding=0.0), len(law.mean)
         left = _at(one.later[n], law.mean, root[:width])
         right = _at(two.later[n], other.mean, root[width:])
     return left, right, _passed_on(left, right, error)
@@ -765,7 +765,7 @@ def _top(chain: Chain) -> Prepared:
     if not chain.laws:
         return chain.first
     law = chain.laws[-1]
-    return _at(chain.later[-1], law.mean, root_of(law.cov, noise=0.0))
+    return _at(chain.later[-1], law.mean, root_of(law.cov, rounding=0.0))
 
 
 def _lengthened(chain: Chain, depth: int) -> Chain:
@@ -811,7 +811,7 @@ def product_of(
     # Squares of units of 1e-160 have few digits or none, by the smallest step of floats.
     xp = library(size)
     size = xp.where(size > 0, size + float(np.finfo(dtype).tiny), size)
-    return ScaledSum(value, np.zeros(()), (a.cancels * b.cancels) ** 0.5 * size)
+    return ScaledSum(value, np.zeros(()), of_pair(a.cancels, b.cancels) * size)
 
 
 def mean_part(model: PreparedModel) -> ScaledSum:

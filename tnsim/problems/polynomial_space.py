@@ -804,5 +804,5 @@ def _affine_inputs(
 
 
 def _root_of(metric: Metric) -> Any:
-    """A root of the covariance; directions of rounding size are no directions of the input."""
-    return root_of(getattr(metric, "cov", None), float(np.finfo(np.float64).eps))
+    """A root of the covariance of the inputs; None for the identity."""
+    return root_of(getattr(metric, "cov", None))
