@@ -194,6 +194,15 @@ def in_other_basis(model, basis):
     return tnsim.Model(layers)
 
 
+def test_one_function_in_other_weights_is_no_part_that_breaks_anything(rng):
+    first, second, third = (bilinear(rng, 2, 3, 2) for _ in range(3))
+    order = [1, 2, 0]
+    same = tnsim.Bilinear(first.right[order], 2 * first.left[order], first.down[:, order] / 2)
+    found = tnsim.change(tnsim.Model([first, second]), tnsim.Model([same, third]))
+    for part in (found.removed, found.alone):
+        assert_close(part, [0.0, found.total], scale=found.total, rtol=1e-12)
+
+
 @pytest.mark.slow
 def test_streams_in_other_bases_are_aligned(rng):
     embed, head = linear(rng, 6, 4), linear(rng, 4, 2)
@@ -322,6 +331,14 @@ def test_what_holds_of_all_steps_of_a_run_is_told_once():
     assert len(said) == 1 and said[0].filename == __file__
 
 
+def test_float32_takes_what_is_equal_in_two_checkpoints():
+    first, second, third = (tnsim.Bilinear([[1.0]], [[1.0]], [[n]]) for n in (1.0, 2.0, 3.0))
+    run = [tnsim.Model([first, second])] * 2 + [tnsim.Model([first, third])]
+    found = tnsim.change(run, metric=tnsim.Empirical([[1.0], [2.0]]), dtype="float32")
+    assert found.each[0] is None and found.share[1].tolist() == [0.0, 1.0]
+    assert found.removed[1, 0] == 0.0
+
+
 def test_what_is_no_run_is_refused(rng):
     a, _ = pair("mlp", rng)
     cubic, _ = pair("cubic", rng)
@@ -376,6 +393,10 @@ def test_what_is_no_change_is_refused_in_one_line(rng):
     for message, attempt in cases.items():
         with refused(message):
             attempt()
+    square = tnsim.Bilinear([[1.0]], [[1.0]], [[1.0]])
+    large = [tnsim.Model([tnsim.Bilinear([[1e6]], [[1e6]], [[n]]), square]) for n in (1e3, 2e3)]
+    with refused("are beyond float32 for these weights; use dtype='float64'", tnsim.TnsimError):
+        tnsim.change(*large, tnsim.Empirical([[1.0]]), dtype="float32")
     deep = tnsim.Model([oracle.mlp(rng, 2, 1) for _ in range(12)])
     other = tnsim.Model([oracle.mlp(rng, 2, 1) for _ in range(12)])
     with refused("takes 2,048 gradients here, more than 512.*fewer layers", tnsim.TooLarge):

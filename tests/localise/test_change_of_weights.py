@@ -266,7 +266,7 @@ def test_threads_may_ask_one_change(pair):
     for _ in range(3):
         exchanges = tnsim.change(*pair, metric)._exchanges
         with ThreadPoolExecutor(2) as pool:
-            _, alone = pool.map(exchanges.swapped, (True, False))
+            _, alone = pool.map(exchanges.swapped, (True, False), (1.0, 1.0))
         assert (alone == wanted).all()
 
 
@@ -572,6 +572,7 @@ def test_groups_of_weights():
     assert list(groups_of(names, "parameter")) == names
     assert list(groups_of(names, 1)) == ["pos", "h", "head"]
     assert list(groups_of(names, ["h.0", "h.0.attn"])) == ["others", "h.0.attn", "h.0"]
+    assert list(groups_of(["others.weight", "last"], ["others"])) == ["others", "all others"]
     normed = ["0.bias", "0.parametrizations.weight.original0", "parametrizations.weight.original"]
     assert list(groups_of(normed, "module")) == ["0", "parametrizations.weight"]
     for by in ("module", "block", "parameter", 1, 2, ["h"]):
@@ -607,6 +608,12 @@ def bounded(pair):
     return nets[0], moved(nets[1], generator(0))
 
 
+def dotted(pair):
+    """Functions of JAX, two weights of which have one dotted name."""
+    weights = {"a.b": np.ones(4), "a": {"b": np.zeros(4)}}
+    return [jax.tree_util.Partial(lambda x, w: x[:, :1] * w["a.b"], w=weights)] * 2
+
+
 REFUSALS = [
     (renamed, {}, "only the first network has a weight 'embed.weight'"),
     (reshaped, {}, r"'embed.weight' has shape \(4, 3\) in the first network and \(4, 5\)"),
@@ -629,6 +636,7 @@ REFUSALS = [
     (lambda pair: (pair[0], tnsim.from_module(pair[1])), {}, "the other is not"),
     (lambda pair: (pair[0], lambda x: x[:, :1] * np.ones(4)), {}, "one is no PyTorch module"),
     (lambda pair: (np.sin, np.cos), {}, "holds no weights"),
+    (dotted, {}, "two weights are called 'a.b'"),
 ]
 
 

@@ -122,6 +122,32 @@ def test_constants_behind_a_layer_without_skip_need_no_edge():
     assert_close(found.rest, 0.25, scale=1.0, rtol=1e-13)
 
 
+def test_what_small_units_read_is_cut_along_plans():
+    # x + (x^2 + small x^2): along plans a cut is a difference of two norms.
+    small = 1e-9
+    layer = tnsim.Bilinear(np.ones((2, 1)), np.ones((2, 1)), [[1.0, small]])
+    found = tnsim.paths(
+        tnsim.Model([tnsim.Residual(layer)]), metric="frobenius", by="unit", legs=True
+    )
+    norm = 0.5 + (1.0 + small) ** 2  # x is half of x (x) 1 and half of 1 (x) x
+    assert_close(found.cut, [1.0 / norm, small**2 / norm], scale=1.0, rtol=1e-14)
+
+
+def test_float32_takes_models_that_are_zero_without_edges():
+    square = tnsim.Model([tnsim.Bilinear([[1.0]], [[1.0]], [[1.0]])])
+    found = tnsim.paths(square, metric="frobenius", legs=True, dtype="float32")
+    both = [*found.share, *found.cut]
+    assert_close(both, [1.0, 1.0], rtol=1e-6, limited_by="float32")
+
+
+def test_edges_of_a_first_layer_that_reads_tokens():
+    layer = tnsim.Residual(tnsim.Linear([[0.0, 1.0], [0.0, 0.0]]))
+    metric = tnsim.Empirical(np.array([[0, 1], [1, 1]]))
+    found = tnsim.paths(tnsim.Model([layer], n_ctx=2), metric=metric, legs=True)
+    # Token 0 is (1, 0) and token 1 is (1, 1), of which the layer adds the first coordinate.
+    assert_close(found.cut, [3 / 7], rtol=1e-13)
+
+
 @pytest.mark.parametrize(
     "make",
     [

@@ -334,6 +334,12 @@ def test_sampled_shares_have_errors_that_cover_them(rng):
     assert 0.4 < np.sqrt(np.mean(np.square(deviations))) < 2.5
 
 
+def test_shares_that_hang_on_one_input_have_no_finite_error():
+    model = tnsim.Model([tnsim.Residual(tnsim.Linear([[1.0]]))])
+    found = tnsim.paths(model, metric=tnsim.Empirical([[1.0], [0.0], [0.0]]))
+    assert found.share.tolist() == [0.5, 0.5] and np.isinf(found.standard_error).all()
+
+
 def test_what_has_no_paths_is_refused_in_one_line(rng):
     a, _ = pair("mlp", rng)
     deep = tnsim.Model([oracle.mlp(rng, 2, 1, biases=False) for _ in range(12)])

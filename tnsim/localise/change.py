@@ -114,7 +114,7 @@ class Change:
 
         Of a score it is the score of b with one component put back, less that of b.
         """
-        return self._exchanges.swapped(True)
+        return self._exchanges.swapped(True, self.total)
 
     @cached_property
     def alone(self) -> Float[np.ndarray, " components"]:
@@ -122,7 +122,7 @@ class Change:
 
         Of a score it is the score of a with one component of b, less that of a.
         """
-        return self._exchanges.swapped(False)
+        return self._exchanges.swapped(False, self.total)
 
     @cached_property
     def matrix(self) -> Float[np.ndarray, "components components"]:
@@ -608,9 +608,10 @@ def moved_by(
     """
     question = _Question(by, n_ctx=n_ctx, dtype=dtype)
     exchanges, _ = _exchanged(a, b, metric, question)
+    length = exchanges.length
     # Rounding may take the squared norm of no difference below 0.
-    back = np.sqrt(np.maximum(exchanges.swapped(True), 0.0))
-    return dict(zip(exchanges.labels, (back / exchanges.length).tolist(), strict=True))
+    back = np.sqrt(np.maximum(exchanges.swapped(True, length**2), 0.0))
+    return dict(zip(exchanges.labels, (back / length).tolist(), strict=True))
 
 
 def _jackknife(estimates: Float[np.ndarray, "groups components"]) -> np.ndarray | None:

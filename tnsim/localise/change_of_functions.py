@@ -134,7 +134,9 @@ class FunctionsExchanged(NamedTuple):
         if of != "distance":
             relative_to = total**2 * self.setting.squared_norm(self.b)
         error, setting = self.rounding_error(relative_to), self.setting
-        surroundings = 0.0 if self.a is self.given else setting.measure(self.given, self.a, of)
+        surroundings = (
+            0.0 if self.a is self.given else setting.measure(self.given, self.a, of, total)
+        )
         if of == "distance":  # the inner products <delta_c, b - a>, by groups of draws
             difference: Any = by_differences(self.b - self.a, setting.dtype)
             at = exact_nodes(self.switched.degree)
@@ -175,11 +177,16 @@ class FunctionsExchanged(NamedTuple):
         both, build = (self.a, self.b), _Interpolation(self.parts)
         return SwitchedModels(build, both, alone, degree, self.setting, self.points)
 
-    def swapped(self, put_back: bool) -> Float[np.ndarray, " components"]:
-        """The measure between b and b with one component of a, or between a and a with one of b."""
+    def swapped(self, put_back: bool, total: float) -> Float[np.ndarray, " components"]:
+        """The measure between b and b with one component of a, or between a and a with one of b.
+
+        Args:
+            put_back: Whether components of a are put into b.
+            total: Measure beside which those that are smaller are read.
+        """
         here, there = (self.b, self.a) if put_back else (self.a, self.b)
         pairs = ((here, exchanged(here, there, part)) for part in self.parts)
-        return np.array([self.setting.measure(x, y, self.of) for x, y in pairs])
+        return np.array([self.setting.measure(x, y, self.of, total) for x, y in pairs])
 
     def gram(self, total: float) -> Float[np.ndarray, "components components"]:
         """Inner products of the parts of the change."""

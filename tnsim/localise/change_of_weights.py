@@ -100,7 +100,7 @@ def groups_of(
         >>> list(groups_of(["0.bias", "0.parametrizations.weight.original0"], "module"))
         ['0']
     """
-    chosen = None
+    chosen, rest = None, ""
     if isinstance(by, Iterable) and not isinstance(by, str | bytes):
         chosen = list(map(str, by))
     if chosen is not None:
@@ -110,6 +110,8 @@ def groups_of(
                     f"by names {beginning!r}, which begins no weight of the network: its weights "
                     f"are {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
                 )
+        # A module may have the name of the rest itself.
+        rest = "all others" if "others" in chosen else "others"
     elif not (is_count(by) or by in GROUPINGS):
         raise ModelError(
             f"by must be one of {', '.join(GROUPINGS)}, a number of parts of names, or a list of "
@@ -119,7 +121,7 @@ def groups_of(
     for n, name in enumerate(names):
         if chosen is not None:
             fitting = [beginning for beginning in chosen if _is_below(name, beginning)]
-            label = max(fitting, key=len, default="others")
+            label = max(fitting, key=len, default=rest)
         else:
             label = _group_of(name, by)
         found.setdefault(label, np.zeros(len(names)))[n] = 1.0
@@ -578,8 +580,13 @@ class WeightsExchanged(NamedTuple):
         )
         return Split(slopes, share, total, doubts=(doubt,))
 
-    def swapped(self, put_back: bool) -> Float[np.ndarray, " components"]:
-        """The measure between b and b with one component of a, or between a and a with one of b."""
+    def swapped(self, put_back: bool, total: float) -> Float[np.ndarray, " components"]:
+        """The measure between b and b with one component of a, or between a and a with one of b.
+
+        Args:
+            put_back: Whether components of a are put into b.
+            total: Unused here, see `FunctionsExchanged.swapped`.
+        """
         here = np.full(len(self.lineage.names), float(put_back))
         found = [self.lineage.measure(here, abs(here - group)) for group in self.groups]
         check_finite(found)

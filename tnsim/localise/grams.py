@@ -17,6 +17,8 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.all_pairs.run import pairwise
+from tnsim.compare import numbers
+from tnsim.compare.by_plans import same_weights
 from tnsim.compare.by_points import AtPoints
 from tnsim.compare.numbers import without_each
 from tnsim.compare.request import CROSS, Question, Request, check_comparison
@@ -25,7 +27,7 @@ from tnsim.compare.similarity import inner, similarity
 from tnsim.errors import CaveatWarning, DuplicateWarning, ModelError
 from tnsim.metrics.metric import GaussianClosure
 from tnsim.metrics.protocol import Points
-from tnsim.models.model import AnyModel, Model
+from tnsim.models.model import AnyModel, Combination, Model
 from tnsim.problems import at_points
 from tnsim.problems.conditioning import amplification, cancellation_at
 from tnsim.problems.layer_kinds import kinds
@@ -75,14 +77,32 @@ class Setting(Request):
         """The cosine of two models."""
         return similarity(a, b, self.metric, dtype=self.dtype, budget=self.budget)
 
-    def measure(self, a: Model, b: Model, of: str) -> float:
-        """How far two models are apart: `|b - a|^2`, or `1 - similarity(a, b)`."""
+    def measure(self, a: Model, b: Model, of: str, beside: float = 0.0) -> float:
+        """How far two models are apart: `|b - a|^2`, or `1 - similarity(a, b)`.
+
+        Args:
+            a, b: Models.
+            of: Measure, `distance` or `similarity`.
+            beside: Squared distance beside which a smaller one is read; digits count relative to
+                it, as nothing is left of those of equal functions in other weights.
+        """
+        if same_weights(a, b):  # in float32 a zero without a term is taken for a loss
+            return 0.0
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", CaveatWarning)  # said once, of the models themselves
             if of == "distance":
-                return self.squared_norm(b - a)
+                return self._squared_distance(b - a, beside)
             apart = 1.0 - float(self.similarity(a, b))
             return apart if apart > NEAR else self._apart(a, b, apart)
+
+    def _squared_distance(self, difference: Combination, beside: float) -> float:
+        found = inner_products(difference, difference, self)
+        own = found.values["AB"]
+        if power(own.mantissa, own.exponent + found.exponent) < beside:
+            size = np.asarray(beside, np.float64)
+            whole = ScaledSum(size, np.asarray(-found.exponent, np.float64), size)
+            found = found._replace(values={"AB": own, "AA": whole, "BB": whole})
+        return max(float(numbers.value(found, (difference, difference), self)), 0.0)
 
     def _apart(self, a: Model, b: Model, rounded: float) -> float:
         """`1 - similarity(a, b)` of near models; as `rounded` where squares are beyond floats."""

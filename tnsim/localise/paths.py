@@ -252,7 +252,7 @@ def edges_between(model: Model, by: str, setting: Setting) -> Edges:
     precision.report(error, "a share of an edge", Arithmetic(model.growth, setting.dtype))
     share = integral(switched, at, model).sum(axis=0) / norm
     if switched.points is None:
-        cut = np.array([setting.squared_norm(whole - other) for other in cuts])
+        cut = np.array([setting.measure(whole, other, "distance", norm) for other in cuts])
     else:
         # The squared norm of a difference, as sums over points; the column is needed only as a
         # partner.
@@ -303,6 +303,11 @@ class Paths:
         Raises:
             ResultError: The inner product of the models is zero.
         """
+        if not self.values.sum():
+            raise ResultError(
+                "the inner product of the models is zero, so its parts have no shares; `values` "
+                "has the parts themselves"
+            )
         return _shares(self.values)
 
     def through(self, *names: str) -> float:
@@ -368,14 +373,9 @@ class PathSeries:
 
 
 def _shares(values: np.ndarray) -> np.ndarray:
-    """Sums over the last axis as shares of the sum over the last two."""
+    """Sums over the last axis as shares of the sum over the last two; NaN where that is zero."""
     total = values.sum(axis=(-2, -1))
-    if not np.all(total):
-        raise ResultError(
-            "the inner product of the models is zero, so its parts have no shares; `values` has "
-            "the parts themselves"
-        )
-    return values.sum(axis=-1) / total[..., None]
+    return values.sum(axis=-1) / np.where(total == 0, np.nan, total)[..., None]
 
 
 def components_in(path: str) -> tuple[str, ...]:

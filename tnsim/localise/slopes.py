@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple, Protocol
@@ -155,13 +154,14 @@ def rounding_error(switched: SwitchedModels, models: Sequence[Model], target: fl
     enlarged = 1.0  # the factor of rounding times |f(s)| / |T|, at both ends and between them
     for s in (0.0, 0.5, 1.0, *rng.uniform(size=(2, switched.players))):
         model = switched.at(s)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a size alone
-            squared = setting.squared_norm(model)
-        size = math.sqrt(max(squared, 0.0) / target)
-        enlarged = max(enlarged, size * setting.enlarged(model, points))
+        squared = setting.product(model, model)
+        # Where nothing passes without edges, the model with all switches off is zero.
+        if squared != 0:
+            size = math.sqrt(max(squared, 0.0) / target)
+            # Unlike `max`, keeps the NaN of what is beyond floats, which is refused.
+            enlarged = np.maximum(enlarged, size * setting.enlarged(model, points))
     growth = max(model.growth for model in models)
-    return Arithmetic(growth, setting.dtype).rounding * enlarged
+    return float(Arithmetic(growth, setting.dtype).rounding * enlarged)
 
 
 class Slope(NamedTuple):
@@ -232,9 +232,12 @@ def _over_nodes(switched: SwitchedModels, at: Nodes, s: Any, target: Model | Com
 
 def _check_finite(setting: Setting, *values: np.ndarray) -> None:
     if not all(np.isfinite(value).all() for value in values):
+        advice = "scale down the last layer of both models, which changes no share"
+        if setting.dtype == "float32":
+            advice = "use dtype='float64'"
         raise TnsimError(
-            f"inner products under {setting.metric.name} are beyond float64 for these weights; "
-            "scale down the last layer of both models, which changes no share"
+            f"inner products under {setting.metric.name} are beyond {setting.dtype} for these "
+            f"weights; {advice}"
         )
 
 

@@ -529,6 +529,9 @@ def leaves_of(function: Any) -> dict[str, Any]:
     Args:
         function: Any pytree; of a `Partial` the leaves of its arguments.
 
+    Raises:
+        ModelError: Two leaves have one name.
+
     Example:
         >>> list(leaves_of(jax.tree_util.Partial(print, {"w": np.ones(2), "n": 1})))
         ['w']
@@ -541,11 +544,16 @@ def leaves_of(function: Any) -> dict[str, Any]:
         tree, above = (function.args, function.keywords), 1
         above += len(function.args) + len(function.keywords) == 1
     paths, _ = jax.tree_util.tree_flatten_with_path(tree)
-    named = {
-        jax.tree_util.keystr(path[above:], simple=True, separator=".") or "weights": leaf
-        for path, leaf in paths
-        if _is_weight(leaf)
-    }
+    named: dict[str, Any] = {}
+    for path, leaf in paths:
+        if _is_weight(leaf):
+            name = jax.tree_util.keystr(path[above:], simple=True, separator=".") or "weights"
+            if name in named:
+                raise ModelError(
+                    f"two weights are called {name!r}, as a key of a pytree has a dot: give keys "
+                    "without dots"
+                )
+            named[name] = leaf
     # Variables of `flax.nnx` are pytrees of one leaf, whose name says nothing.
     nothing = ".value" if all(name.endswith(".value") for name in named) else ""
     return {name.removesuffix(nothing): leaf for name, leaf in named.items()}

@@ -446,7 +446,9 @@ def embedded(layers: Sequence[Layer], inputs: Any) -> tuple[Any, int]:
         inputs = inputs.ids
     first = layers[0]
     if isinstance(first, Linear) and not is_sparse(first):
-        return add(first.weight.T[inputs], first.bias), 1
+        # A table of constants, as of a gated stream, is no array of JAX where tokens are traced.
+        table = library(first.weight, inputs).asarray(first.weight.T)
+        return add(table[inputs], first.bias), 1
     dtype = jax.tree.leaves(layers)[0].dtype
     return library(inputs).eye(first.d_in, dtype=dtype)[inputs], 0
 
