@@ -17,7 +17,7 @@ from unittest import mock
 import numpy as np
 
 import tnsim
-from tnsim.metrics.estimate import estimate_of
+from tnsim.metrics.metric import estimate_of
 
 T = {"Sobol points": 2.131, "independent draws": 2.040}
 """Quantiles 0.975 of Student's distribution with 15 and 31 degrees of freedom."""

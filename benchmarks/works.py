@@ -12,7 +12,7 @@ import sums
 
 import tnsim
 import tnsim.compare.estimates
-from tnsim.cli.commands import hand_written, random_stack
+from tnsim.cli.bench import hand_written, random_stack
 from tnsim.engine.runtime.execution import precision, seconds_of, tier_in_use
 from tnsim.engine.runtime.gradients import pulled_back
 

@@ -59,7 +59,7 @@ CONFINED = {  # foreign package: the files that import it
     "safetensors": "checkpoints/formats checkpoints/native metrics/finite_measures",
     "scipy": (
         "activations/activation activations/normal all_pairs/heads analysis/axes "
-        "analysis/reading checkpoints/entrywise metrics/estimate metrics/input_moments "
+        "analysis/reading checkpoints/entrywise metrics/metric metrics/input_moments "
         "models/matrices"
     ),
     "xarray": (
@@ -193,7 +193,7 @@ def test_foreign_libraries_stay_in_their_rooms(package):
 LAYER_CLASSES = {"Linear", "Bilinear", "Multilinear", "Attention", "Elementwise", "Gated"}
 LAYERS_ARE_TOLD_APART_IN = ("models/", "problems/layer_", "checkpoints/", "circuits/")
 NAME_LAYERS = {
-    "cli/commands",  # makes the random models that it times
+    "cli/bench",  # makes the random models that it times
     "compare/surrogate",  # makes polynomial layers of layers with an activation
     "problems/units",
     "problems/tokens",

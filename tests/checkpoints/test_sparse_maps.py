@@ -313,7 +313,7 @@ def test_a_layer_is_pooled_though_its_dense_matrix_is_too_large(monkeypatch):
         return m.a(state) * m.b(state)
 
     module = built(halved, conv("ab", 1, 4, 3))
-    monkeypatch.setattr(affine_values, "LARGEST", 0)  # no dense matrix at all
+    monkeypatch.setattr(affine_values.Map, "is_stored", False)  # no dense matrix at all
     model = tnsim.from_module(module, inputs=torch.zeros(1, 1, 24, 24))
     entries = [matrix.values.shape for matrix in sparse_matrices(model)]
     assert entries == [(144, 4), (400, 9), (400, 9), (400, 1)]

@@ -7,7 +7,7 @@ from closeness import assert_close
 from refusals import refused
 
 import tnsim
-from tnsim.metrics.estimate import REPLICATES, NormalInputs
+from tnsim.metrics.metric import REPLICATES, NormalInputs
 
 SAMPLES = 2**12
 

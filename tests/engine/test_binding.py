@@ -17,7 +17,7 @@ from refusals import refused
 
 import tnsim
 from tnsim import Session, using
-from tnsim.cli import commands
+from tnsim.cli import bench
 from tnsim.engine import costs
 from tnsim.engine.ir.program import Operation, PlanStage, Program
 from tnsim.engine.plan import Plan
@@ -192,7 +192,7 @@ def test_the_bits_are_those_of_one_thread(metric, at_once, monkeypatch):
     monkeypatch.setattr(binding, "_LEAST_SIDE", 4)
     monkeypatch.setattr(binding, "REPAYS", 0.0)
     tnsim.session().clear()  # equal programs, bound with the usual sizes
-    a, b = (commands.random_stack(12, 9, 2, "float64", seed) for seed in (1, 2))
+    a, b = (bench.random_stack(12, 9, 2, "float64", seed) for seed in (1, 2))
     plan = tnsim.plan(a, b, metric, cosine=True).contraction
     assert at_once == any(map(costs.runs_at_once, plan.programs))
     arrays = dict(zip(plan.shapes, drawn(plan.shapes.values()), strict=True))
@@ -212,7 +212,7 @@ def test_the_bits_are_those_of_one_thread(metric, at_once, monkeypatch):
 @pytest.mark.parametrize("stack", [0, 4])
 def test_threads_may_run_one_plan(depth, metric, stack, rng):
     """Further runs compute the bits of a first one, on other arrays, and leave earlier results alone."""
-    a, b = (commands.random_stack(5, 4, depth, "float64", seed) for seed in (1, 2))
+    a, b = (bench.random_stack(5, 4, depth, "float64", seed) for seed in (1, 2))
     plan = tnsim.plan(a, b, metric, cosine=True).contraction
     over = {name: (True,) for name in plan.shapes if name.startswith("B.")} if stack else {}
     several = []
@@ -241,7 +241,7 @@ def test_memory_is_within_half_of_what_was_planned(threads, at_once, monkeypatch
     monkeypatch.setattr(costs, "_AT_ONCE_SECONDS", 0.0 if at_once == "stages" else np.inf)
     monkeypatch.setattr(costs, "_MIDDLE", (2**21 if at_once else 2**60, 2**61))
     tnsim.session().clear()
-    a, b = (commands.random_stack(40, 50, 2, "float64", seed) for seed in (1, 2))
+    a, b = (bench.random_stack(40, 50, 2, "float64", seed) for seed in (1, 2))
     plan = tnsim.plan(a, b, cosine=at_once == "stages").contraction
     arrays = dict(zip(plan.shapes, drawn(plan.shapes.values()), strict=True))
     interpreted(plan, arrays)  # binds the plan
@@ -263,7 +263,7 @@ def test_memory_is_within_half_of_what_was_planned(threads, at_once, monkeypatch
 @pytest.mark.slow
 def test_stacks_are_runs_one_by_one(rng):
     """Two models on one side, three on the other; norms have the axis of one side."""
-    a, b = (commands.random_stack(4, 5, 3, "float64", seed) for seed in (1, 2))
+    a, b = (bench.random_stack(4, 5, 3, "float64", seed) for seed in (1, 2))
     plan = tnsim.plan(a, b, tnsim.GaussianClosure(), cosine=True).contraction
     axes = {"A": (True, False), "B": (False, True)}
     over = {name: axes[name[0]] for name in plan.shapes if name[1] == "."}
@@ -300,7 +300,7 @@ def test_a_session_knows_three_tiers():
 
 @pytest.mark.slow
 def test_a_processor_runs_numpy_unless_the_session_asks_for_xla():
-    a, b = (commands.random_stack(8, 8, 2, "float64", seed) for seed in (1, 2))
+    a, b = (bench.random_stack(8, 8, 2, "float64", seed) for seed in (1, 2))
     found = {}
     for tier in ("auto", "interpret", "compile"):
         with using(Session(tier=tier)) as fresh:
@@ -312,7 +312,7 @@ def test_a_processor_runs_numpy_unless_the_session_asks_for_xla():
 
 
 def test_batches_take_the_time_of_their_number():
-    a, b = (commands.random_stack(8, 8, 2, "float64", seed) for seed in (1, 2))
+    a, b = (bench.random_stack(8, 8, 2, "float64", seed) for seed in (1, 2))
     plan = tnsim.plan(a, b, tnsim.TreeSymmetric()).contraction
     over = {name: (name.startswith("A"), name.startswith("B")) for name in plan.shapes}
     once, batch = execution.seconds_of(plan), execution.seconds_of(plan, 1, 4, over)
@@ -324,7 +324,7 @@ def test_batches_take_the_time_of_their_number():
 @pytest.mark.slow
 def test_a_store_keeps_its_tier(tmp_path):
     pytest.importorskip("xarray")
-    models = [commands.random_stack(20, 4, 2, "float64", seed) for seed in range(3)]
+    models = [bench.random_stack(20, 4, 2, "float64", seed) for seed in range(3)]
     stored = {}
     for tier in ("interpret", "compile"):
         with using(Session(tier=tier)):

@@ -6,7 +6,7 @@ from closeness import LARGEST, assert_close
 from refusals import refused
 
 import tnsim
-from tnsim.cli import commands
+from tnsim.cli import bench
 from tnsim.engine.plan import _product
 
 CASES = {
@@ -19,7 +19,7 @@ CASES = {
 
 def plan_of(name):
     metric, depth = CASES[name]
-    models = [commands.random_stack(4, 3, depth, "float64", seed) for seed in (1, 2)]
+    models = [bench.random_stack(4, 3, depth, "float64", seed) for seed in (1, 2)]
     return tnsim.plan(*models, metric, cosine=True).contraction
 
 

@@ -18,7 +18,7 @@ from refusals import refused
 import tnsim
 import tnsim.engine.plan
 from tnsim import Session, using
-from tnsim.cli import commands
+from tnsim.cli import bench
 from tnsim.compare.by_plans import affordable
 from tnsim.compare.request import CROSS
 from tnsim.engine import planner
@@ -38,7 +38,7 @@ def leaves_of(plan, a, b, metric):
 
 
 def stack(depth, dtype="float64", seed=0, size=1.0):
-    model = commands.random_stack(6, 9, depth, "float64", seed)
+    model = bench.random_stack(6, 9, depth, "float64", seed)
     layers = (
         tnsim.Bilinear(*((size * x).astype(dtype) for x in (p.left, p.right, p.down)))
         for p in model.layers
@@ -229,7 +229,7 @@ def test_budget_is_kept_or_refused_before_anything_runs(monkeypatch, rng):
         tnsim.inner(a, b, budget=tnsim.Budget(multiplications=1e3))
     monkeypatch.setattr(devices, "available_bytes", lambda compiles: 60 * 2**20)
     monkeypatch.setattr(planner, "_ALWAYS_FITS", 0)
-    big = [commands.random_stack(128, 256, 2, "float64", seed) for seed in (0, 1)]
+    big = [bench.random_stack(128, 256, 2, "float64", seed) for seed in (0, 1)]
     with refused(
         r"tree needs \S+ GiB here, and the budget is \S+ GiB .80% of free memory less",
         tnsim.TooLarge,

@@ -7,7 +7,7 @@ import pytest
 
 import tnsim
 import tnsim.engine.plan
-from tnsim.cli import commands
+from tnsim.cli import bench
 from tnsim.engine import costs
 from tnsim.engine import planner as planning
 from tnsim.engine.ir.program import Operation, Program
@@ -44,7 +44,7 @@ def test_cost_is_linear_in_depth_and_at_most_the_papers(width, rank, metric, nor
         assert len(planned.programs) <= 3
         # a closure needs both norms' second moments for the pairs of legs inside one model
         products = 3 if norms or (metric == "closure" and depth > 1) else 1
-        most = products * depth * commands.gram_step_multiplications(width, rank)
+        most = products * depth * bench.gram_step_multiplications(width, rank)
         # The paper's step has no means: the closure's states have, and matchings with one pair
         # across both models take two products of entries more for each pair of hidden units.
         means = 2 * products * depth * rank**2 if metric == "closure" else 0

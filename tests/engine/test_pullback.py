@@ -20,7 +20,7 @@ from random_programs import drawn, programs
 from refusals import refused
 
 import tnsim
-from tnsim.cli import commands
+from tnsim.cli import bench
 from tnsim.engine import costs
 from tnsim.engine.ir.program import Operation, Program
 from tnsim.engine.planner import Budget, check_pullbacks
@@ -107,7 +107,7 @@ def test_ways_back_of_any_programs_in_jax(program, data):
 
 
 def stacks(width, depth):
-    return [commands.random_stack(width, width + 1, depth, "float64", seed) for seed in (1, 2)]
+    return [bench.random_stack(width, width + 1, depth, "float64", seed) for seed in (1, 2)]
 
 
 WORKS = {

@@ -104,15 +104,15 @@ def test_a_helper_that_never_began_keeps_nothing():
 INTERRUPTED = """
 import faulthandler, random, signal
 from functools import partial
-from tnsim.engine.runtime import threads
+from tnsim.engine.runtime import devices
 from tnsim.engine.runtime.devices import Order, one_blas_thread, shared
 
 faulthandler.dump_traceback_later(60, exit=True)
-threads.processors = lambda: 4
+devices.processors = lambda: 4
 count, rng, found, ended = 12, random.Random(5), 0, 0
 in_a_row = Order((0, *[1] * (count - 1)), (*((n + 1,) for n in range(count - 1)), ()), 8)
 at_once = Order((0,) * count, ((),) * count, 8)
-before = [each.num_threads for each in threads.blas_libraries()]
+before = [each.num_threads for each in devices.blas_libraries()]
 tasks = [partial(shared, [partial(pow, n, 2)] * 3, 3) for n in range(count)]
 
 def interrupt(*_):
@@ -131,7 +131,7 @@ while ended < 600:
         ended += 1
 with one_blas_thread():
     pass
-print(found > 0, before == [each.num_threads for each in threads.blas_libraries()])
+print(found > 0, before == [each.num_threads for each in devices.blas_libraries()])
 """
 
 

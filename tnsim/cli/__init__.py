@@ -6,5 +6,6 @@ The modules in their reading order:
     options   options, metrics, modules and output that several commands share
     pairwise  `tnsim pairwise`, also of a run that still trains
     localise  `tnsim paths` and `tnsim change`
+    bench     planned and measured cost by depth
     commands  `tnsim bench`, `tnsim demo` and `tnsim info`
 """

@@ -16,9 +16,8 @@ from tnsim.checkpoints.given import check_chooses, given_model
 from tnsim.compare.operands import is_known_constant
 from tnsim.engine.planner import Budget
 from tnsim.errors import ModelError, UnsupportedLayer
-from tnsim.metrics.estimate import estimate_of
 from tnsim.metrics.finite_measures import Empirical
-from tnsim.metrics.metric import Gaussian, as_metric, is_metric
+from tnsim.metrics.metric import Gaussian, as_metric, estimate_of, is_metric
 from tnsim.metrics.protocol import Metric, adds_up
 from tnsim.models.functions import Function, is_function, is_module, loaded, refused_under
 from tnsim.models.model import AnyModel, Model, check_comparable, check_numbers, terms

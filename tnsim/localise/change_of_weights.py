@@ -43,8 +43,8 @@ from tnsim.localise.switched_weights import (
     more_than_weights,
     switched_network,
 )
-from tnsim.metrics.estimate import GaussianEstimate
 from tnsim.metrics.finite_measures import Empirical
+from tnsim.metrics.metric import GaussianEstimate
 from tnsim.metrics.protocol import WeightedPoints
 from tnsim.models.arrays import is_count
 from tnsim.models.forward import outputs_on
