@@ -85,8 +85,6 @@ class TorchLibrary:
         return lambda rows: back(rows)[0]
 
     def array(self, numbers: Any) -> torch.Tensor:
-        if isinstance(numbers, torch.Tensor):
-            return numbers
         numbers = np.asarray(numbers)
         if not numbers.flags.writeable:
             numbers = numbers.copy()

@@ -92,7 +92,7 @@ _ADDED: dict[str, tuple[int, ...]] = {
 _WITHOUT_SIGNS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("add", "sub"), lambda x, y, *_, **__: x + y),
     **dict.fromkeys(("addmm", "baddbmm"), lambda c, x, y, **_: c + x @ y),
-    "div": lambda x, y: x + 0 * y,  # of the shape of both
+    "div": lambda x, y, **_: x + 0 * y,  # of the shape of both
 }
 """Functions of indicators in the place of operations in which ones cancel, or divide."""
 
