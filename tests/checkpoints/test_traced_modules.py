@@ -67,7 +67,7 @@ POLYNOMIALS = {
     "cube": (lambda m, x: m.d(m.a(x) ** 3), WIDE, "Multilinear"),
     "quadratic activation": (lambda m, x: m.d(1 + 0.5 * m.a(x) + 0.1 * m.a(x) ** 2), WIDE, "Bilinear"),
     "parallel": (lambda m, x: m.a(x) * m.b(x) + m.c(x) * x, MAPS, "rank 8"),
-    "a factor": (lambda m, x: m.a(x) * m.b(x) / 64, MAPS, "Bilinear"),
+    "a factor": (lambda m, x: torch.div(m.a(x) * m.b(x), 64, rounding_mode=None), MAPS, "Bilinear"),
     "residual": (lambda m, x: 2 * x + m.a(x) * m.b(x), MAPS, "Residual.*skip=2"),
     "two residuals": (
         lambda m, x: (lambda y: y + m.c(y) * m.a(y))(x + m.a(x) * m.b(x)),
@@ -90,7 +90,7 @@ POLYNOMIALS = {
         "Bilinear",
     ),
     "GPT-2's Conv1D": (
-        lambda m, x: torch.addmm(m.b, x, m.a) * torch.addmm(m.b, x, m.a),
+        lambda m, x: torch.addmm(m.b, x, m.a) * torch.addmm(m.b, x, m.a, alpha=3, beta=2),
         {"a": (4, 3), "b": (3,)},
         "Bilinear",
     ),

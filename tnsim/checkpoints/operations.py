@@ -264,8 +264,8 @@ def is_float(array: Any) -> bool:
 
 
 def number_in(array: Any) -> float | None:
-    """The number that an array of either library has everywhere; None for others and for lists."""
-    if not hasattr(array, "reshape"):
+    """The real number that an array of either library has everywhere; None for what is else."""
+    if not hasattr(array, "reshape") or "complex" in str(array.dtype):
         return None
     flat = array.reshape(-1)
     return float(flat[0]) if len(flat) > 0 and bool((flat == flat[0]).all()) else None
