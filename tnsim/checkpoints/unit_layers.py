@@ -540,7 +540,8 @@ class Stack:
         if is_whole:
             return True
         narrow = self.width * self.positions
-        if self.drafts and not (self.drafts[-1].factors or self.drafts[-1].layers):
+        before = self.drafts[-1] if self.drafts else None
+        if before is not None and not (before.factors or before.layers or before.norm):
             narrow += 1  # a map of the same width is part of the linear layer before it
         if value.constant.reshape(-1).shape[0] >= narrow:
             return False
