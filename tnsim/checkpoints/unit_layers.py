@@ -866,8 +866,15 @@ class Stack:
         self, layers: list[Normed], skip: float | None, norm: Norm | None
     ) -> list[Normed]:
         if norm is not None:
-            if len(layers) != 1 or layers[0].norm is not None:
-                raise UnsupportedLayer("a norm stands before several layers that were declared")
+            inner: Any = layers[0].layer
+            while isinstance(inner, Residual) and inner.skip == 0:
+                inner = inner.layer
+            # A skip of a declared layer is behind the norm, and would pass it by.
+            if len(layers) != 1 or layers[0].norm is not None or isinstance(inner, Residual):
+                raise UnsupportedLayer(
+                    "a norm stands before several layers that were declared, or before one that "
+                    "has a residual connection: declare the class that holds the norm as well"
+                )
             layers = [Normed(layers[0].layer, norm)]
         if skip is None:
             return layers
