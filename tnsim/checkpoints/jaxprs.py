@@ -331,9 +331,11 @@ class _Writer:
     _copy_p = _stop_gradient = _copy
 
     def _reshape(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
-        return self._viewed(given[0], shape)
+        order = eqn.params["dimensions"]  # of the axes before, as of an array of parts to stack
+        return self._viewed(self._permuted(given[0], order) if order else given[0], shape)
 
-    _squeeze = _reshape
+    def _squeeze(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
+        return self._viewed(given[0], shape)
 
     def _viewed(self, x: Any, shape: Sequence[int]) -> Any:
         if self.shapes[x] == tuple(shape):
