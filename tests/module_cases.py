@@ -228,7 +228,7 @@ def _assigned(m: Any, x: torch.Tensor) -> torch.Tensor:
 def _assigned_from(m: Any, x: torch.Tensor) -> torch.Tensor:
     h = m.a(x).clone()
     h[:, 1] = m.b(x)[:, 2]
-    h[:, 2:] *= 3
+    h[:, ::2] *= 3
     return h * h
 
 
@@ -1052,6 +1052,7 @@ ATTENDING = {
     ),
     "heads of parameters": Case(_parameters_by_head(2, "o"), layers="2 heads"),
     "heads of parameters, added": Case(_parameters_by_head(1, ""), layers="2 heads"),
+    "keys before queries": Case(_attention(lambda m, s: s.triu().mT), layers="Attention"),
     "unmasked": Case(_attention(lambda m, s: s)),
     "causal by a buffer": Case(
         _attention(lambda m, s: s * m.mask[: s.shape[-1], : s.shape[-1]], mask=TRIANGLE),

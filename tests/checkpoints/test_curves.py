@@ -86,6 +86,7 @@ def gelu_tanh(u, cubic=0.044715, root=math.sqrt(2 / math.pi)):
         lambda u: np.where(u > 1.01, activation("elu")(u) + 1e-7, activation("elu")(u)),
         lambda u: np.where(u == 1, 5.0, np.tanh(u)),
         lambda u: np.where(u == 1, 5.0, u),
+        lambda u: np.where(u == 1, 5.0, np.maximum(u, 20)),
         lambda u: np.clip(activation("gelu")(u), -1, 1),
         lambda u: np.where(u > 1e3, 1e3, np.logaddexp(u, 0)) + 0 * u,
         lambda u: np.where(u > 20, u, np.log1p(np.exp(u))),

@@ -270,6 +270,10 @@ REFUSED = {
     "rounding": (lambda p, x: jnp.round(x), "computes round"),
     "whole numbers": (lambda p, x: x.astype(jnp.int32) * 1.0, "rounds numbers that depend on the input"),
     "bfloat16": (lambda p, x: x.astype(jnp.bfloat16) @ p["a"], "rounds numbers that depend on the input to bfloat16"),
+    "products in float32": (
+        lambda p, x: jnp.dot(x, p["a"], preferred_element_type=jnp.float32),
+        "rounds numbers that depend on the input to float32",
+    ),
     "random weights": (
         lambda p, x: x @ jax.random.normal(jax.random.key(0), (4, 2)),
         r"draws random numbers \(jax\.random\)",

@@ -78,7 +78,7 @@ POLYNOMIALS = {
     "sum times sum": (lambda m, x: (m.a(x) * x + x) * (m.b(x) * x - x), MAPS, "degree 4"),
     "pi-net": (pi_net, WIDE, "Bilinear"),
     "affine": (lambda m, x: m.b(m.a(x) - 3)[:, [2, 0]].flip(1), MAPS, "degree 1"),
-    "pieces": (lambda m, x: torch.cat([part * part for part in m.a(x).split(2, 1)], 1), MAPS, "Bilinear"),
+    "pieces": (lambda m, x: torch.cat([part * part for part in m.a(x).split([1, 3], 1)], 1), MAPS, "Bilinear"),
     "places of an array": (
         lambda m, x: torch.zeros(len(x), 5, dtype=x.dtype).index_copy(1, torch.tensor([0, 2, 4]), m.a(x)) ** 2,
         {"a": nn.Linear(4, 3)},
@@ -536,6 +536,7 @@ ACTIVATED = {  # functions of the hidden units of an autoencoder of plain parame
     "jump by where": (lambda m, u: torch.where(u > threshold(m), u, 0.0), "jump_relu(1.0)"),
     "relu of jump": (lambda m, u: functional.relu(u * (u > threshold(m))), "jump_relu(1.0)"),
     "jump by the step of relu": (lambda m, u: jump_of(functional.relu(u), m), "jump_relu(1.0)"),
+    "relu by a step": (lambda m, u: (u - m.height) * (u > m.height), "relu"),
     "step of relu": (lambda m, u: (functional.relu(u) > threshold(m)).double(), "step"),
     "equal thresholds": (lambda m, u: u * (u > 0.3 + 0 * m.height), "jump_relu(1.0)"),
     "glu": (lambda m, u: functional.silu(u) * (u - m.height), "silu"),

@@ -620,9 +620,7 @@ class Stack:
         skip = None if around is None else self._multiple_of_identity(around, layout)
         norm = None
         if norms:
-            if len(norms) > 1:
-                raise UnsupportedLayer("a layer reads two norms of its state")
-            (normed,) = norms
+            (normed,) = norms  # a second norm begins with a state of its own
             norm = self.sources[normed].norm
             if any(self.sources[n].reads != normed and self.sources[n].factors for n in blocks):
                 raise UnsupportedLayer(
@@ -722,9 +720,7 @@ class Stack:
         first = self._by_matrix(library.concatenate([library.eye(kept), rows]))
         self._append_linear(first, self.zeros((total,)), both, False)
         sources = [self.sources[b] for b in blocks]
-        if len(sources) > 1 and any(source.layers is not None for source in sources):
-            raise NoLayerError("one layer computes attention and something else beside it")
-        if sources[0].layers is not None:
+        if any(source.layers is not None for source in sources):
             raise NoLayerError(
                 "a linear map other than a residual connection goes around attention, or around a "
                 "class that was declared"
