@@ -228,7 +228,7 @@ def _assigned(m: Any, x: torch.Tensor) -> torch.Tensor:
 def _assigned_from(m: Any, x: torch.Tensor) -> torch.Tensor:
     h = m.a(x).clone()
     h[:, 1] = m.b(x)[:, 2]
-    h[:, 2:] *= 3
+    h[:, ::2] *= 3
     return h * h
 
 
@@ -988,7 +988,10 @@ def _two_heads(
 
 
 def _parameters_by_head(scores: int, out: str) -> Callable[[], nn.Module]:
-    """A builder of causal attention by parameters with an axis of heads, without that of the outputs on request."""
+    """A builder of causal attention by parameters with an axis of heads.
+
+    The outputs have a map "o"; heads are added without one, "", or in one sum with the "keys".
+    """
     legs = [f"{leg}{n}" for n in range(scores) for leg in "qk"]
 
     def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
@@ -997,6 +1000,8 @@ def _parameters_by_head(scores: int, out: str) -> Callable[[], nn.Module]:
             q, k = (torch.einsum("bsd,hdk->bhsk", x, getattr(m, f"{leg}{n}")) for leg in "qk")
             pattern = pattern * (q @ k.mT) / 3
         v = torch.einsum("bsd,hdk->bhsk", x, m.v) + m.bias[:, None]
+        if out == "keys":
+            return torch.einsum("bhst,bhtv->bsv", pattern, v)
         mixed = torch.einsum("bhst,bhtv->bhsv", pattern, v)
         return mixed.sum(1) if not out else torch.einsum("bhsv,hvd->bsd", mixed, m.o)
 
@@ -1052,6 +1057,10 @@ ATTENDING = {
     ),
     "heads of parameters": Case(_parameters_by_head(2, "o"), layers="2 heads"),
     "heads of parameters, added": Case(_parameters_by_head(1, ""), layers="2 heads"),
+    "heads of parameters, added with the keys": Case(
+        _parameters_by_head(1, "keys"), layers="2 heads"
+    ),
+    "keys before queries": Case(_attention(lambda m, s: s.triu().mT), layers="Attention"),
     "unmasked": Case(_attention(lambda m, s: s)),
     "causal by a buffer": Case(
         _attention(lambda m, s: s * m.mask[: s.shape[-1], : s.shape[-1]], mask=TRIANGLE),

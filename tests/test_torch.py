@@ -175,10 +175,22 @@ def test_a_batch_of_each_step_needs_no_new_program():
     assert_close(values[1], expected, scale=1.0, rtol=1e-6, limited_by="float32")
 
 
+class Around(Net):
+    """A linear map around the block, which hidden units of its own carry."""
+
+    def __init__(self):
+        super().__init__()
+        self.around = nn.Linear(3, 3, bias=False)
+
+    def forward(self, x):
+        h = self.embed(x)
+        return self.head(self.block(h) + self.around(h))
+
+
 @pytest.mark.slow
 def test_a_module_and_finite_differences():
     """Every parameter of a module, through fused halves and a learned scale."""
-    net, goal = Net(), tnsim.from_module(Net())
+    net, goal = Around(), tnsim.from_module(Around())
     tnsim.torch.similarity(net, goal).backward()
     assert net.unused.grad is None
     direction = {parameter: torch.randn_like(parameter) for parameter in net.parameters()}
@@ -193,7 +205,7 @@ def test_a_module_and_finite_differences():
     used = [parameter for parameter in net.parameters() if parameter.grad is not None]
     along = sum((parameter.grad.double() * direction[parameter]).sum().item() for parameter in used)
     assert_close(along, slope, scale=1.0, rtol=1e-6, limited_by="float32")
-    assert len(used) == 8
+    assert len(used) == 9
 
 
 @pytest.mark.slow

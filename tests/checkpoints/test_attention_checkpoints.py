@@ -139,7 +139,7 @@ SINGLE = {"q1": "q", "k1": "k", "v": "v", "o": "o", "scores": 1, "n_heads": HEAD
 
 
 def test_a_single_score_in_files(rng):
-    """Separate and stacked projections, against the formula with loops."""
+    """Separate and stacked projections, and those with an axis of heads, against the formula with loops."""
     q, k, v, o = (rng.normal(size=(WIDTH, WIDTH)) for _ in range(4))
     stacked = {"fused": "qkv", "fused_order": "q-k-v", "o": "o", "scores": 1, "n_heads": HEADS}
     x, width = rng.normal(size=(4, WIDTH)), WIDTH // HEADS
@@ -150,9 +150,13 @@ def test_a_single_score_in_files(rng):
         if t > s:
             continue
         z[s, rows] += (q[rows] @ x[s]) @ (k[rows] @ x[t]) / width**0.5 * (v[rows] @ x[t])
+    of_heads = {
+        name: one.reshape(HEADS, width, -1).mT for name, one in zip("qkv", (q, k, v), strict=True)
+    }
     for fields, state in (
         (SINGLE, {"q": q, "k": k, "v": v, "o": o}),
         (stacked, {"qkv": np.concatenate([q, k, v]), "o": o}),
+        (SINGLE | {"by_head": True}, of_heads | {"o": o.T.reshape(HEADS, width, -1)}),
     ):
         rule = AttentionRule(**fields, score_power=0.5)
         layer = tnsim.from_state_dict(state, Dialect("mine", (rule,))).layers[0]

@@ -86,6 +86,7 @@ def gelu_tanh(u, cubic=0.044715, root=math.sqrt(2 / math.pi)):
         lambda u: np.where(u > 1.01, activation("elu")(u) + 1e-7, activation("elu")(u)),
         lambda u: np.where(u == 1, 5.0, np.tanh(u)),
         lambda u: np.where(u == 1, 5.0, u),
+        lambda u: np.where(u == 1, 5.0, np.maximum(u, 20)),
         lambda u: np.clip(activation("gelu")(u), -1, 1),
         lambda u: np.where(u > 1e3, 1e3, np.logaddexp(u, 0)) + 0 * u,
         lambda u: np.where(u > 20, u, np.log1p(np.exp(u))),
@@ -99,6 +100,7 @@ def gelu_tanh(u, cubic=0.044715, root=math.sqrt(2 / math.pi)):
         lambda u: np.sin(u) * u,
         lambda u: np.sin(u) + 1e-6 * np.sin(2 * u),
         lambda u: np.where(u > 1e3, np.nan, u),
+        lambda u: np.where(u > 1e3, np.inf, u),
         lambda u: u**9,
     ],
 )
@@ -130,6 +132,14 @@ def test_narrow_bands_have_their_pieces(width, strict):
     np.testing.assert_array_equal(curve(np.array(kinks)), band(np.array(kinks)))
     u = np.array([1 - width, 1 + width / 3, 1 + 2 * width, *PLACES])
     assert_close(curve(u), band(u), scale=abs(band(u)) + 1e-2, rtol=1e-12)
+
+
+def test_a_function_may_not_change_between_kinks_that_are_taken_as_one():
+    near = [1.0, 1 + 1e-13]
+    with refused("kinks at 1 and at 1.00.*too near", tnsim.UnsupportedLayer):
+        curve_of(lambda u: np.where((u > near[0]) & (u < near[1]), 0.0, u), near)
+    curve = curve_of(lambda u: sum(np.maximum(u, kink) for kink in near), near)
+    assert_close(curve(np.array([-3.0, 7.0])), [2.0, 14.0])
 
 
 def test_pieces_of_polynomials():

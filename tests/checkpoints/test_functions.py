@@ -41,6 +41,17 @@ def turns(p, x):
     return jax.lax.scan(lambda h, w: (h + (h @ w) * h, None), x, jnp.stack([p["s"], p["t"]]))[0]
 
 
+def rows_of_turns(p, x):
+    weights = jnp.stack([p["s"], p["t"]])
+    return jnp.hstack(jax.lax.scan(lambda h, w: (h @ w, h * h), x, weights, reverse=True)[1])
+
+
+def moved(p, x):
+    """JAX moves what would end beyond an array back into it."""
+    part = jax.lax.dynamic_slice_in_dim(x, 3, 2, 1) * x[:, :2]
+    return jax.lax.dynamic_update_slice(x, part, (0, 9)) @ p["a"]
+
+
 def loop(p, x):
     return jax.lax.fori_loop(0, 2, lambda n, h: h + 0.5 * (h @ p["s"]) * (h @ p["t"]), x)
 
@@ -58,6 +69,7 @@ VECTORS = {
     "relu6": activated(jax.nn.relu6),
     "mish": activated(jax.nn.mish),
     "clip": activated(lambda u: jnp.clip(u, -40, 40)),
+    "clamp": activated(lambda u: jax.lax.clamp(-1.0, u, 40.0)),
     "where": activated(lambda u: jnp.where(u > 0.3, u, 0.1 * u)),
     "by hand": activated(lambda u: 0.5 * u * (1 + jnp.tanh(0.7 * u))),
     "swiglu": lambda p, x: (jax.nn.silu(x @ p["a"]) * (x @ p["c"])) @ p["b"],
@@ -67,8 +79,9 @@ VECTORS = {
     "a square": lambda p, x: jnp.square(x @ p["a"]) @ p["b"] - x[:, 1:],
     "a column of zeros": lambda p, x: x.at[:, 0].set(0.0) @ p["a"],
     "a column of others": lambda p, x: x.at[:, 1].set(x[:, 2] * x[:, 3]) @ p["a"],
+    "columns at numbers": moved,
     "added columns": lambda p, x: x.at[:, :2].add(x[:, 2:] * 3) @ p["a"],
-    "weight first": lambda p, x: jnp.einsum("io,bi->bo", p["a"], x),
+    "weight first": lambda p, x: (p["a"].T @ x.T).T,
     "halves": lambda p, x: jnp.multiply(*jnp.split(x @ p["a"], 2, -1)) @ p["s"][:3],
     "strides": lambda p, x: jnp.concatenate([x[:, ::2], x[:, ::-1]], -1) @ p["a"][:, :3].T.repeat(2, 0),
     "choice": lambda p, x: x[:, jnp.array([2, 0, 0])] * x[:, 1:],
@@ -79,6 +92,7 @@ VECTORS = {
     "products from each place": lambda p, x: jax.lax.cumprod(x @ p["a"][:, :3], 1, reverse=True),
     "sums": lambda p, x: jnp.cumsum(x, -1) * x.sum(-1, keepdims=True),
     "a scan": turns,
+    "rows of a scan": rows_of_turns,
     "a loop": loop,
     "jit": jax.jit(activated(jax.nn.relu)),
     "checkpoint": jax.checkpoint(activated(jax.nn.silu)),
@@ -256,6 +270,10 @@ REFUSED = {
     "rounding": (lambda p, x: jnp.round(x), "computes round"),
     "whole numbers": (lambda p, x: x.astype(jnp.int32) * 1.0, "rounds numbers that depend on the input"),
     "bfloat16": (lambda p, x: x.astype(jnp.bfloat16) @ p["a"], "rounds numbers that depend on the input to bfloat16"),
+    "products in float32": (
+        lambda p, x: jnp.dot(x, p["a"], preferred_element_type=jnp.float32),
+        "rounds numbers that depend on the input to float32",
+    ),
     "random weights": (
         lambda p, x: x @ jax.random.normal(jax.random.key(0), (4, 2)),
         r"draws random numbers \(jax\.random\)",
@@ -269,6 +287,10 @@ REFUSED = {
         r"draws random numbers \(jax\.random\)",
     ),
     "a constant": (lambda p, x: jnp.ones((len(x), 1)) * p["out"], "does not depend on the input"),
+    "updates at random places": (
+        lambda p, x: jax.lax.dynamic_update_slice(x, x[:, :2], (0, (x[0, 0] > 0).astype(int))),
+        "writes to places that depend on numbers",
+    ),
     "random places": (lambda p, x: x[:, (x[0, 0] > 0).astype(int)], "which takes entries|rounds|places"),
 }  # fmt: skip
 

@@ -212,12 +212,16 @@ class TestTorch:
                 data = start + function + way + call + b"s."
                 self.path.write_bytes(members([("a/version", b"3\n"), ("a/data.pkl", data)]))
                 not_read(self.path, "its pickle asks for bytearray of arguments that are no tuple")
-        for made in (b"ctorch.storage\nUntypedStorage\n)R", function + b"]\x85R"):
+        called = b"ctorch._tensor\n_rebuild_from_type_v2\n(" + function + b"N" + number + b"\x85NtR"
+        for made, said in (
+            (b"ctorch.storage\nUntypedStorage\n)R", "UntypedStorage of a size"),
+            (function + b"]\x85R", "bytearray of something"),
+            (called, "bytearray of 2147483647 bytes"),
+            (b"c_codecs\nencode\nX\1\0\0\0aX\6\0\0\0utf-32\x86R", "text in another encoding"),
+        ):
             data = start + made + b"s."
             self.path.write_bytes(members([("a/version", b"3\n"), ("a/data.pkl", data)]))
-            not_read(
-                self.path, "its pickle asks for (UntypedStorage of a size|bytearray of something)"
-            )
+            not_read(self.path, f"its pickle asks for {said}")
         self.write(extra=self.torch.tensor(2**31 - 1))
         with zipfile.ZipFile(self.path) as file:
             sound = file.read("archive/data.pkl")

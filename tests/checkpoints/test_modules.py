@@ -154,6 +154,27 @@ def test_classes_are_declared_by_rules_or_functions(rng):
         tnsim.from_module(nn.Sequential(Raw()), {Raw: scaled})
 
 
+def test_numbers_residuals_and_norms_around_declared_layers(rng):
+    def bilinear(raw):
+        return tnsim.Bilinear(raw.a, raw.b, np.eye(4))
+
+    parts = {"raw": Raw(), "norm": nn.RMSNorm(4, eps=1e-3)}
+    x = rng.normal(size=(1, 4))  # whose energy is that of the norm
+    for function, inputs in (
+        (lambda m, x: -2 * m.raw(x), None),
+        (lambda m, x: 3 * x - 2 * m.raw(x), None),
+        (lambda m, x: x + 2 * m.raw(m.norm(x)), x),
+    ):
+        module = Module(function, **parts).double()
+        (layer,) = tnsim.from_module(module, {Raw: bilinear}, norm_inputs=inputs).layers
+        assert_close(layer(x), forward(module, x), scale=LARGEST)
+    for made in ([bilinear(Raw()), tnsim.Linear(np.eye(4))], tnsim.Residual(bilinear(Raw()))):
+        with refused(
+            "stands before several layers.* before one that .* residual", tnsim.TnsimError
+        ):
+            tnsim.from_module(module, {Raw: lambda _, made=made: made})
+
+
 @pytest.mark.parametrize(
     "wrap", [nn.DataParallel, pytest.param(torch.compile, marks=pytest.mark.slow)]
 )

@@ -237,6 +237,13 @@ def test_the_epsilon_of_an_rms_norm_is_that_of_the_dtype_of_its_input(dtype, aff
     assert abs(model.origin.error - true) <= rounding + 1e-9 * true
 
 
+def test_a_linear_layer_behind_a_norm_of_sequences_is_one_layer():
+    torch = pytest.importorskip("torch")
+    net = torch.nn.Sequential(torch.nn.RMSNorm(4), torch.nn.Linear(4, 4))
+    model = tnsim.from_module(net, n_ctx=3, norm_inputs=np.ones((2, 3, 4)))
+    assert [type(layer) for layer in model.layers] == [tnsim.Linear]
+
+
 def test_an_rms_norm_among_several_dtypes_is_asked_for_its_epsilon():
     torch = pytest.importorskip("torch")
     net = torch.nn.Sequential(torch.nn.RMSNorm(6), torch.nn.Linear(6, 3).double())
@@ -273,9 +280,13 @@ def test_norms_with_and_without_weights_are_seen_and_named(kind, place, affine):
     parts = {name: nn.Linear(4, 4) for name in ("embed", "mix", "head", "left", "right")}
 
     class Written(nn.Module):  # by hand
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("eps", torch.tensor(1e-5))
+
         def forward(self, x):
             y = x - x.mean(-1, keepdim=True)
-            return y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-5)
+            return y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + self.eps)
 
     norm = Written() if kind == "Written" else getattr(nn, kind)(4, elementwise_affine=affine)
     for weights in norm.parameters():

@@ -67,7 +67,7 @@ POLYNOMIALS = {
     "cube": (lambda m, x: m.d(m.a(x) ** 3), WIDE, "Multilinear"),
     "quadratic activation": (lambda m, x: m.d(1 + 0.5 * m.a(x) + 0.1 * m.a(x) ** 2), WIDE, "Bilinear"),
     "parallel": (lambda m, x: m.a(x) * m.b(x) + m.c(x) * x, MAPS, "rank 8"),
-    "a factor": (lambda m, x: m.a(x) * m.b(x) / 64, MAPS, "Bilinear"),
+    "a factor": (lambda m, x: torch.div(m.a(x) * m.b(x), 64, rounding_mode=None), MAPS, "Bilinear"),
     "residual": (lambda m, x: 2 * x + m.a(x) * m.b(x), MAPS, "Residual.*skip=2"),
     "two residuals": (
         lambda m, x: (lambda y: y + m.c(y) * m.a(y))(x + m.a(x) * m.b(x)),
@@ -78,7 +78,7 @@ POLYNOMIALS = {
     "sum times sum": (lambda m, x: (m.a(x) * x + x) * (m.b(x) * x - x), MAPS, "degree 4"),
     "pi-net": (pi_net, WIDE, "Bilinear"),
     "affine": (lambda m, x: m.b(m.a(x) - 3)[:, [2, 0]].flip(1), MAPS, "degree 1"),
-    "pieces": (lambda m, x: torch.cat([part * part for part in m.a(x).split(2, 1)], 1), MAPS, "Bilinear"),
+    "pieces": (lambda m, x: torch.cat([part * part for part in m.a(x).split([1, 3], 1)], 1), MAPS, "Bilinear"),
     "places of an array": (
         lambda m, x: torch.zeros(len(x), 5, dtype=x.dtype).index_copy(1, torch.tensor([0, 2, 4]), m.a(x)) ** 2,
         {"a": nn.Linear(4, 3)},
@@ -90,7 +90,7 @@ POLYNOMIALS = {
         "Bilinear",
     ),
     "GPT-2's Conv1D": (
-        lambda m, x: torch.addmm(m.b, x, m.a) * torch.addmm(m.b, x, m.a),
+        lambda m, x: torch.addmm(m.b, x, m.a) * torch.addmm(m.b, x, m.a, alpha=3, beta=2),
         {"a": (4, 3), "b": (3,)},
         "Bilinear",
     ),
@@ -536,6 +536,7 @@ ACTIVATED = {  # functions of the hidden units of an autoencoder of plain parame
     "jump by where": (lambda m, u: torch.where(u > threshold(m), u, 0.0), "jump_relu(1.0)"),
     "relu of jump": (lambda m, u: functional.relu(u * (u > threshold(m))), "jump_relu(1.0)"),
     "jump by the step of relu": (lambda m, u: jump_of(functional.relu(u), m), "jump_relu(1.0)"),
+    "relu by a step": (lambda m, u: (u - m.height) * (u > m.height), "relu"),
     "step of relu": (lambda m, u: (functional.relu(u) > threshold(m)).double(), "step"),
     "equal thresholds": (lambda m, u: u * (u > 0.3 + 0 * m.height), "jump_relu(1.0)"),
     "glu": (lambda m, u: functional.silu(u) * (u - m.height), "silu"),

@@ -800,7 +800,8 @@ def _last_matrix(
             return gain.reshape(-1, 1) * _matrix_rows(last, rows, library)
     if name in ("mm", "addmm", "bmm") and arguments[-2:][0] is read:
         weight = values[arguments[-1]]
-        if weight.ndim != 2 or (name == "addmm" and arguments[0] is read):
+        # Numbers by name are factors, of which the matrix is not made.
+        if weight.ndim != 2 or operation.keywords or (name == "addmm" and arguments[0] is read):
             return None
         if last is IDENTITY and arguments[-1].name == "t":
             return values[arguments[-1].arguments[0]]  # the parameter itself

@@ -279,11 +279,11 @@ class _Samples:
             error = abs(_horner(one, u) - values)
             return bool(np.all(error <= self.tolerance * (_size(one, u) + largest)))
 
+        if not np.isfinite(values).all() or not np.isfinite(largest):
+            return None
         for one in known:
             if holds(one):
                 return one
-        if not np.isfinite(values).all() or not np.isfinite(largest):
-            return None
         waves = np.polynomial.chebyshev.chebvander(_WINDOW, MOST_POWERS)
         series = np.linalg.lstsq(waves, at_nodes)[0]
         if np.abs(waves @ series - at_nodes).max() > self.tolerance * largest:

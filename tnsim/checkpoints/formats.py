@@ -455,8 +455,6 @@ def contents(path: Path) -> Contents:
         # `.ckpt` is Lightning's, `.bin` that of Hugging Face's libraries, in `folders.OLD`.
         **dict.fromkeys((".pt", ".pth", ".ckpt", ".bin"), ("PyTorch", _torch)),
     }
-    if path.is_dir():
-        raise CheckpointError("is a folder, not a checkpoint file")
     # The parts of an index are checked one by one, by their own sizes.
     if path.name in (INDEX, OLD_INDEX):
         return _part_contents(path)

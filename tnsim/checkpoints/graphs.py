@@ -85,8 +85,6 @@ class TorchLibrary:
         return lambda rows: back(rows)[0]
 
     def array(self, numbers: Any) -> torch.Tensor:
-        if isinstance(numbers, torch.Tensor):
-            return numbers
         numbers = np.asarray(numbers)
         if not numbers.flags.writeable:
             numbers = numbers.copy()
@@ -475,7 +473,10 @@ def _batch_norm(*given: Any, **_: Any) -> Any:
     """Batch norm by running statistics in operations of which many rows run at once."""
     x, weight, bias, mean, variance, *settings, epsilon = given
     if any(one is True for one in settings) or mean is None:
-        raise UnsupportedLayer("a batch norm takes the mean of the batch: call module.eval() first")
+        raise UnsupportedLayer(
+            "a batch norm or an instance norm takes mean and variance of what it is given: let it "
+            "keep running ones (track_running_stats=True), and call module.eval()"
+        )
     shape = (-1, *(1,) * (x.ndim - 2))
     y = (x - mean.reshape(shape)) * (variance + epsilon).rsqrt().reshape(shape)
     if weight is not None:

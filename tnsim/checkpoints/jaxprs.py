@@ -70,6 +70,8 @@ class NumpyLibrary:
         return 1e-12
 
     def keeps(self, before: np.ndarray, after: np.ndarray) -> bool:
+        if "c" in (before.dtype.kind, after.dtype.kind):
+            return True  # which no table knows
         if before.dtype.kind in "iu" and after.dtype.kind in "iu":
             return after.dtype.itemsize >= 4
         if before.dtype.kind in "biu":
@@ -317,13 +319,17 @@ class _Writer:
         return self._entrywise("where", [chosen, cases[1], cases[0]], shape)
 
     def _convert_element_type(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
-        dtype = np.dtype(eqn.params["new_dtype"])
+        return self._converted(given[0], eqn.params["new_dtype"])
+
+    def _converted(self, x: Operation, new_dtype: Any) -> Operation:
+        """The numbers in another type, floats in float64 where weights had no more digits."""
+        dtype = np.dtype(new_dtype)
         floats = jax.numpy.issubdtype(dtype, np.floating)
         if floats and jax.numpy.finfo(dtype).eps <= jax.numpy.finfo(self.precision).eps:
             if dtype != np.float64:  # as weights are, so the function is read without the rounding
                 self.rounding = max(self.rounding, float(jax.numpy.finfo(dtype).eps))
             dtype = np.dtype(np.float64)
-        return self.add("to", given, shape, lambda x: np.asarray(x).astype(dtype))
+        return self.add("to", [x], self.shapes[x], lambda x: np.asarray(x).astype(dtype))
 
     def _copy(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
         return given[0]
@@ -331,9 +337,11 @@ class _Writer:
     _copy_p = _stop_gradient = _copy
 
     def _reshape(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
-        return self._viewed(given[0], shape)
+        order = eqn.params["dimensions"]  # of the axes before, as of an array of parts to stack
+        return self._viewed(self._permuted(given[0], order) if order else given[0], shape)
 
-    _squeeze = _reshape
+    def _squeeze(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
+        return self._viewed(given[0], shape)
 
     def _viewed(self, x: Any, shape: Sequence[int]) -> Any:
         if self.shapes[x] == tuple(shape):
@@ -557,6 +565,8 @@ class _Writer:
         else:
             right = self._viewed(self._permuted(right, [*right_sums, *columns]), (k, n))
             product = self.add("mm", [self._viewed(left, (m, k)), right], (m, n), np.matmul)
+        if (dtype := eqn.params["preferred_element_type"]) not in (None, eqn.invars[0].aval.dtype):
+            product = self._converted(product, dtype)
         return self._viewed(product, shape)
 
     def _is_fixed(self, one: Operation) -> bool:

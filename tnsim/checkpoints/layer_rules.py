@@ -104,9 +104,7 @@ class NamedArrays:
             return None
         raise KeysDiffer(f"tensor {name!r} is missing{listing(self.state)}")
 
-    def matrix(
-        self, key: str | None, transpose: bool = False
-    ) -> Shaped[np.ndarray, "rows columns"] | None:
+    def matrix(self, key: str | None, transpose: bool = False) -> Any:
         """The matrix of a key.
 
         Args:
@@ -125,13 +123,6 @@ class NamedArrays:
         if array.ndim != 2:
             raise ModelError(f"tensor {key!r} must be a matrix, found shape {tuple(array.shape)}")
         return array.T if transpose else array
-
-    def required_matrix(self, key: str | None, transpose: bool = False) -> Any:
-        """The matrix of a key that a checked dialect always names."""
-        array = self.matrix(key, transpose)
-        if array is None:
-            raise CheckpointError(f"a layer needs the matrix {key!r}")
-        return array
 
     def single(self, key: str | None) -> Any:
         """The number in a tensor of a single entry.
@@ -416,7 +407,7 @@ def _norm_vector(key: str | None, size: int, arrays: NamedArrays) -> np.ndarray 
 
 
 def _linear(rule: LinearRule, arrays: NamedArrays) -> Linear:
-    return Linear(arrays.required_matrix(rule.weight, rule.transpose), arrays.get(rule.bias))
+    return Linear(arrays.matrix(rule.weight, rule.transpose), arrays.get(rule.bias))
 
 
 def _bilinear(rule: BilinearRule, arrays: NamedArrays) -> Bilinear:
@@ -440,7 +431,7 @@ def _elementwise(rule: ElementwiseRule, arrays: NamedArrays) -> Elementwise:
 def _gated(rule: GatedRule, arrays: NamedArrays) -> Gated:
     own: Any = rule.activation
     weights = {"up": None, **dict(_weights(rule, arrays, ("gate", "up")))}
-    down = arrays.required_matrix(rule.down, rule.transpose)
+    down = arrays.matrix(rule.down, rule.transpose)
     return Gated(**weights, down=down, activation=own, down_bias=arrays.get(rule.down_bias))
 
 
@@ -460,7 +451,7 @@ def _weights(
             yield role, _rows_of_heads(key, role, rule, arrays)
             bias = None if bias is None else bias.reshape(-1)
         elif role != "up" or key is not None:  # a gated layer may have no second factor
-            yield role, arrays.required_matrix(key, rule.transpose)
+            yield role, arrays.matrix(key, rule.transpose)
         yield f"{role}_bias", bias
 
 
@@ -468,7 +459,7 @@ def _unstacked_roles(rule: StackedRule, arrays: NamedArrays) -> dict[str, Any]:
     """Weights and biases by role, cut out of arrays that stack the roles on axis 0."""
     roles = str(rule.fused_order).split("-")
     slices: dict[str, Any] = {}
-    matrix = arrays.required_matrix(rule.fused, rule.transpose)
+    matrix = arrays.matrix(rule.fused, rule.transpose)
     # Biases are stacked in the order of the weights.
     for array, ending in ((matrix, ""), (arrays.get(rule.fused_bias), "_bias")):
         if array is None:

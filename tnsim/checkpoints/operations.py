@@ -92,7 +92,7 @@ _ADDED: dict[str, tuple[int, ...]] = {
 _WITHOUT_SIGNS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("add", "sub"), lambda x, y, *_, **__: x + y),
     **dict.fromkeys(("addmm", "baddbmm"), lambda c, x, y, **_: c + x @ y),
-    "div": lambda x, y: x + 0 * y,  # of the shape of both
+    "div": lambda x, y, **_: x + 0 * y,  # of the shape of both
 }
 """Functions of indicators in the place of operations in which ones cancel, or divide."""
 
@@ -264,8 +264,8 @@ def is_float(array: Any) -> bool:
 
 
 def number_in(array: Any) -> float | None:
-    """The number that an array of either library has everywhere; None for others and for lists."""
-    if not hasattr(array, "reshape"):
+    """The real number that an array of either library has everywhere; None for what is else."""
+    if not hasattr(array, "reshape") or "complex" in str(array.dtype):
         return None
     flat = array.reshape(-1)
     return float(flat[0]) if len(flat) > 0 and bool((flat == flat[0]).all()) else None

@@ -540,7 +540,8 @@ class Stack:
         if is_whole:
             return True
         narrow = self.width * self.positions
-        if self.drafts and not (self.drafts[-1].factors or self.drafts[-1].layers):
+        before = self.drafts[-1] if self.drafts else None
+        if before is not None and not (before.factors or before.layers or before.norm):
             narrow += 1  # a map of the same width is part of the linear layer before it
         if value.constant.reshape(-1).shape[0] >= narrow:
             return False
@@ -619,9 +620,7 @@ class Stack:
         skip = None if around is None else self._multiple_of_identity(around, layout)
         norm = None
         if norms:
-            if len(norms) > 1:
-                raise UnsupportedLayer("a layer reads two norms of its state")
-            (normed,) = norms
+            (normed,) = norms  # a second norm begins with a state of its own
             norm = self.sources[normed].norm
             if any(self.sources[n].reads != normed and self.sources[n].factors for n in blocks):
                 raise UnsupportedLayer(
@@ -721,9 +720,7 @@ class Stack:
         first = self._by_matrix(library.concatenate([library.eye(kept), rows]))
         self._append_linear(first, self.zeros((total,)), both, False)
         sources = [self.sources[b] for b in blocks]
-        if len(sources) > 1 and any(source.layers is not None for source in sources):
-            raise NoLayerError("one layer computes attention and something else beside it")
-        if sources[0].layers is not None:
+        if any(source.layers is not None for source in sources):
             raise NoLayerError(
                 "a linear map other than a residual connection goes around attention, or around a "
                 "class that was declared"
@@ -865,8 +862,15 @@ class Stack:
         self, layers: list[Normed], skip: float | None, norm: Norm | None
     ) -> list[Normed]:
         if norm is not None:
-            if len(layers) != 1 or layers[0].norm is not None:
-                raise UnsupportedLayer("a norm stands before several layers that were declared")
+            inner: Any = layers[0].layer
+            while isinstance(inner, Residual) and inner.skip == 0:
+                inner = inner.layer
+            # A skip of a declared layer is behind the norm, and would pass it by.
+            if len(layers) != 1 or layers[0].norm is not None or isinstance(inner, Residual):
+                raise UnsupportedLayer(
+                    "a norm stands before several layers that were declared, or before one that "
+                    "has a residual connection: declare the class that holds the norm as well"
+                )
             layers = [Normed(layers[0].layer, norm)]
         if skip is None:
             return layers
