@@ -674,9 +674,13 @@ def test_refusals(pair, make, options, said):
 
 
 def test_models_that_are_compared_exactly_have_no_inputs():
-    model = tnsim.Model([tnsim.Linear([[1.0]]), tnsim.Elementwise("relu")])
+    one, two = (
+        tnsim.Model([tnsim.Linear([[1.0]]), tnsim.Elementwise(name)]) for name in ("relu", "gelu")
+    )
     with refused("are the same function: there is no change"):
-        tnsim.change(model, model)
+        tnsim.change(one, one)
+    with refused("the two differ in more than weights"):
+        tnsim.change(one, two)
 
 
 def test_a_score_without_derivatives_is_refused(pair):
