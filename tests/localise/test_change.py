@@ -407,6 +407,20 @@ def test_float32_tells_of_skewed_bases(name, rng):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("exponent", [-400, 400])
+def test_changes_of_similarity_of_large_and_small_outputs(exponent, rng):
+    """They were called too steep, as powers of norms left the range of floats."""
+    shares = []
+    a, b = pair("mlp", rng)
+    for size in (1.0, 2.0**exponent):
+        ends = (
+            tnsim.Model([*model.layers, tnsim.Linear(size * np.eye(model.d_out))])
+            for model in (a, b)
+        )
+        shares.append(tnsim.change(*ends, of="similarity").share)
+    assert_close(shares[1], shares[0], scale=LARGEST, rtol=1e-11)
+
+
 def test_changes_of_similarity_in_float32(rng):
     """They were refused, as a sum of shares to 9 digits is beyond float32."""
     a, b = skewed(rng, 2.0), skewed(rng, 2.0)
