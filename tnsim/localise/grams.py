@@ -82,13 +82,11 @@ class Setting(Request):
             if of == "distance":
                 return self.squared_norm(b - a)
             apart = 1.0 - float(self.similarity(a, b))
-            return apart if apart > NEAR else self._apart(a, b, apart)
+            return apart if apart > NEAR else self._apart(a, b)
 
-    def _apart(self, a: Model, b: Model, rounded: float) -> float:
-        """`1 - similarity(a, b)` of near models; as `rounded` where squares are beyond floats."""
+    def _apart(self, a: Model, b: Model) -> float:
+        """`1 - similarity(a, b)` of near models, whose squared norms are within floats."""
         first, second = (math.sqrt(self.squared_norm(model)) for model in (a, b))
-        if not 0 < first * second < math.inf:
-            return rounded
         difference = b - a
         squares, longer = (self.product(difference, other) for other in (difference, a + b))
         return one_less_cosine(squares, longer, first, second)
