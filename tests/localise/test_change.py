@@ -330,6 +330,13 @@ def test_what_is_no_run_is_refused(rng):
             tnsim.change(run)
 
 
+def test_a_bias_that_only_some_checkpoints_have_is_no_component_of_a_run(rng):
+    run = [tnsim.Model([bilinear(rng, 2, 2, 2, biases)]) for biases in (False, False, True)]
+    with refused("have different components.*; use by='layer'"):
+        tnsim.change(run, by="unit")
+    assert tnsim.change(run).components == ("layer 0",)
+
+
 def test_what_is_no_change_is_refused_in_one_line(rng):
     a, b = pair("mlp", rng)
     wide = tnsim.Model(
