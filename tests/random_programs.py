@@ -47,16 +47,17 @@ def programs(draw):
             merged = tuple(1 if label == 4 else label for label in one)
             output = tuple(dict.fromkeys(merged))
             operations.append(Operation("contract", (a,), (merged,), output))
-        elif kind == "loop" and set(one) & set(other):
-            chunk = draw(st.sampled_from(sorted(set(one) & set(other))))
-            inner = [tuple(x for x in labels if x != chunk) for labels in (one, other)]
+        elif kind == "loop" and set(one) | set(other):
+            every = st.sampled_from(sorted({*one, *other}))
+            chunks = tuple(draw(st.lists(every, unique=True, min_size=1, max_size=2)))
+            inner = [tuple(x for x in labels if x not in chunks) for labels in (one, other)]
             output = tuple(draw(st.permutations(sorted({*inner[0], *inner[1]}))))
             product = Operation("contract", (0, 1), tuple(inner), output)
             doubled = Operation("sum", (2, 2), (output, output), output, (1.0, 1.0))
             body = Program(tuple(tuple(SIZES[x] for x in labels) for labels in inner),
                            (product, doubled), (3,))  # fmt: skip
             lanes = draw(st.integers(1, 3))
-            operations.append(Operation("loop", (a, b), (one, other), output, chunks=(chunk,), body=body,
+            operations.append(Operation("loop", (a, b), (one, other), output, chunks=chunks, body=body,
                                         concurrency=lanes))  # fmt: skip
         else:
             continue

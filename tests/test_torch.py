@@ -463,14 +463,15 @@ def sum_of_models(weight, scale, down):
 
 @pytest.mark.sampled(quick=0, slow=1)
 @pytest.mark.parametrize(
-    "build, shapes, live_first",
+    "build, shapes, live_first, centred",
     [
-        (line, [(2, 2), (2,)], True),
-        (sum_of_models, [(2, 2), (), (2, 3)], True),
-        (sum_of_models, [(2, 2), (), (2, 3)], False),
+        (line, [(2, 2), (2,)], True, False),
+        (line, [(2, 2), (2,)], True, True),
+        (sum_of_models, [(2, 2), (), (2, 3)], True, False),
+        (sum_of_models, [(2, 2), (), (2, 3)], False, False),
     ],
 )
-def test_a_model_of_tensors_beside_a_function_of_tensors(build, shapes, live_first):
+def test_a_model_of_tensors_beside_a_function_of_tensors(build, shapes, live_first, centred):
     """Weights of both sides against differences of the value."""
     net = units(2, 3, 2).double()
     metric = tnsim.Empirical(POINTS, np.arange(5.0))
@@ -485,11 +486,11 @@ def test_a_model_of_tensors_beside_a_function_of_tensors(build, shapes, live_fir
             return torch.func.functional_call(net, named, (torch.from_numpy(x),))
 
         sides = (model, function) if live_first else (function, model)
-        return tnsim.torch.similarity(*sides, metric)
+        return tnsim.torch.similarity(*sides, metric, centred=centred)
 
     assert torch.autograd.gradcheck(cosine, (*weights, *parameters))
     plain = [x.detach() for x in (*weights, *parameters)]
-    expected = tnsim.similarity(build(*plain[: len(shapes)]), net, metric)
+    expected = tnsim.similarity(build(*plain[: len(shapes)]), net, metric, centred=centred)
     assert_close(cosine(*plain).item(), expected, scale=1.0, rtol=1e-13)
     with torch.no_grad():
         assert cosine(*weights, *parameters).grad_fn is None

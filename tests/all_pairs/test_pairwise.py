@@ -94,6 +94,15 @@ def test_features(case, metric, rng, route):
     assert_close(np.exp(found.log_norm_b), [first.sum(), second.sum()], rtol=1e-12)
 
 
+def test_contractions_leave_the_constant_of_lifted_models_out(rng, route):
+    route("contractions")
+    a, b = models(rng, 2)
+    metric = tnsim.Symmetric()
+    found = tnsim.pairwise([a, b], metric, slices=True)
+    cross, first, second = (expected(p, q, metric) for p, q in ((a, b), (a, a), (b, b)))
+    assert_close(found.slices[0, 1], cross / np.sqrt(first * second), scale=1.0, rtol=1e-12)
+
+
 def test_the_same_models_in_another_space(rng, route):
     """Unbiased models alone, then beside biased ones: features of the first run do not serve the second."""
     route("features")

@@ -68,9 +68,10 @@ def test_the_device_is_named(files):
 def test_moments_from_samples(files, tmp_path, rng):
     samples = rng.normal(size=(40, 3)) + 1.0
     np.save(tmp_path / "x.npy", samples)
-    found = told("similarity", *files, "--fit", tmp_path / "x.npy")
-    models = tnsim.load(files)
-    assert found["similarity"] == tnsim.similarity(*models, tnsim.Gaussian.fit(samples))
+    np.savez(tmp_path / "x.npz", samples)
+    wanted = tnsim.similarity(*tnsim.load(files), tnsim.Gaussian.fit(samples))
+    for name in ("x.npy", "x.npz"):
+        assert told("similarity", *files, "--fit", tmp_path / name)["similarity"] == wanted
     said = "--fit takes mean and covariance from samples, which metric tree has not"
     refusal("similarity", *files, "--metric", "tree", "--fit", tmp_path / "x.npy", said=said)
     refusal("similarity", *files, "--fit", files[0], said="cannot be read as inputs")

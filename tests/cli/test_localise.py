@@ -82,6 +82,8 @@ def test_a_result_prints_what_the_command_says(tmp_path, rng):
     assert "(shares by numerical integration)" in cosine
     two, three = (dict(zip(names, models, strict=False)) for names in ("ab", "abc"))
     assert command("paths", *files[:2]).stdout == f"{tnsim.paths(two)}\n"
+    shares = told("paths", *files[:2])["shares"]
+    assert [[*each.values()] for each in shares.values()] == tnsim.paths(two).share.tolist()
     assert command("paths", *files[:2], "--legs").stdout == f"{tnsim.paths(two, legs=True)}\n"
     assert command("change", *files).stdout == f"{tnsim.change(three)}\n"
 

@@ -233,6 +233,13 @@ def test_metrics_without_inputs_are_refused(metric):
         tnsim.similarity(model, model, metric, centred=True)
 
 
+def test_functions_have_means_on_inputs_alone():
+    """Under a product they ran on inputs of no coordinates."""
+    for metric in (tnsim.Product("uniform"), tnsim.GaussianClosure()):
+        with refused("functions that are no models are compared on inputs alone"):
+            tnsim.similarity(np.tanh, np.sin, metric, centred=True)
+
+
 def constants():
     """Constant models and functions, of which rounding leaves something or nothing."""
     flat = tnsim.Model([tnsim.Linear(np.zeros((1, 3)), bias=[0.1])])

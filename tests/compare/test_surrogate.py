@@ -48,18 +48,22 @@ def test_every_unit_is_the_best_polynomial_of_its_degree(rng, activation, degree
 
 
 @pytest.mark.sampled(quick=0)
-@pytest.mark.parametrize("degree", [1, 2, 3])
-def test_gates_keep_their_factors_and_residuals_their_skips(rng, degree, monkeypatch):
+@pytest.mark.parametrize("degree, on_inputs", [(1, False), (2, False), (2, True), (3, False)])
+def test_gates_keep_their_factors_and_residuals_their_skips(rng, degree, on_inputs, monkeypatch):
     monkeypatch.setattr("tnsim.compare.surrogate.LARGEST_ERROR", np.inf)
     (block,) = gated(rng, "silu").layers
     model = tnsim.Model([tnsim.Residual(block, skip=0.3, scale=0.7)])
-    found = tnsim.polynomial(model, degree, samples=SAMPLES)
     x = rng.normal(size=(7, 2))
     gates = x @ block.gate.T + block.gate_bias
-    deviations = np.linalg.norm(block.gate, axis=1)
+    if on_inputs:
+        found = tnsim.polynomial(model, degree, tnsim.Empirical(x))
+        means, deviations = gates.mean(0), gates.std(0)
+    else:
+        found = tnsim.polynomial(model, degree, samples=SAMPLES)
+        means, deviations = block.gate_bias, np.linalg.norm(block.gate, axis=1)
     hidden = [
         cut("silu", *moments, degree)(gate)
-        for *moments, gate in zip(block.gate_bias, deviations, gates.T, strict=True)
+        for *moments, gate in zip(means, deviations, gates.T, strict=True)
     ]
     products = np.stack(hidden, axis=1) * (x @ block.up.T + block.up_bias)
     expected = 0.3 * x + 0.7 * (products @ block.down.T + block.down_bias)

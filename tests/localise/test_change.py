@@ -224,7 +224,10 @@ def test_streams_in_other_bases_are_aligned(rng):
 
 
 @pytest.mark.slow
-def test_a_change_of_similarity_sums_to_its_loss(rng):
+@pytest.mark.parametrize("sampled", [0, 32])
+def test_a_change_of_similarity_sums_to_its_loss(sampled, rng, monkeypatch):
+    """Also where degrees are too high for inner products at few places."""
+    monkeypatch.setattr("tnsim.localise.change_of_functions._SAMPLED", sampled)
     a, b = pair("mlp", rng)
     start = with_ends_of(a, b)
     x = points(a, rng, 20)
@@ -353,6 +356,13 @@ def test_what_is_no_run_is_refused(rng):
             tnsim.change(run)
 
 
+def test_a_bias_that_only_some_checkpoints_have_is_no_component_of_a_run(rng):
+    run = [tnsim.Model([bilinear(rng, 2, 2, 2, biases)]) for biases in (False, False, True)]
+    with refused("have different components.*; use by='layer'"):
+        tnsim.change(run, by="unit")
+    assert tnsim.change(run).components == ("layer 0",)
+
+
 def test_what_is_no_change_is_refused_in_one_line(rng):
     a, b = pair("mlp", rng)
     wide = tnsim.Model(
@@ -435,6 +445,20 @@ def test_float32_tells_of_skewed_bases(name, rng):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("exponent", [-400, 400])
+def test_changes_of_similarity_of_large_and_small_outputs(exponent, rng):
+    """They were called too steep, as powers of norms left the range of floats."""
+    shares = []
+    a, b = pair("mlp", rng)
+    for size in (1.0, 2.0**exponent):
+        ends = (
+            tnsim.Model([*model.layers, tnsim.Linear(size * np.eye(model.d_out))])
+            for model in (a, b)
+        )
+        shares.append(tnsim.change(*ends, of="similarity").share)
+    assert_close(shares[1], shares[0], scale=LARGEST, rtol=1e-11)
+
+
 def test_changes_of_similarity_in_float32(rng):
     """They were refused, as a sum of shares to 9 digits is beyond float32."""
     a, b = skewed(rng, 2.0), skewed(rng, 2.0)

@@ -342,6 +342,48 @@ def test_statistics_of_batch_norms_are_weights(affine):
     assert Counted.passes[False] < 2 * Counted.passes[True]  # no difference for each of them
 
 
+def test_statistics_of_a_batch_stand_beside_those_of_a_network():
+    """A batch norm without statistics takes those of the batch, also where others have derivatives."""
+    own = nn.BatchNorm1d(4, track_running_stats=False)
+    a = nn.Sequential(nn.BatchNorm1d(3), nn.GELU(), nn.Linear(3, 4), own, nn.GELU()).double().eval()
+    b = moved(a, generator(4), within="0.running")
+    x = torch.as_tensor(X)
+    found = tnsim.change(a, b, of=lambda network: network(x).square().mean())
+    share = dict(zip(found.components, found.share, strict=True))
+    assert_close(share["0"], 1.0, rtol=1e-6, limited_by="the nodes")
+
+
+class Scaled(nn.Module):
+    """A network of which some weights are buffers or parameters."""
+
+    def __init__(self, are_buffers):
+        super().__init__()
+        self.layer = nn.Linear(3, 4)
+        for name, value in (("scale", torch.ones(4)), ("shift", torch.zeros(4))):
+            if are_buffers:
+                self.register_buffer(name, value)
+            else:
+                setattr(self, name, nn.Parameter(value))
+
+    def forward(self, x):
+        return torch.tanh(self.layer(x)) * self.scale + self.shift**2
+
+
+@pytest.mark.parametrize("of", ["distance", lambda net: net(torch.as_tensor(X)).square().mean()])
+def test_buffers_change_as_parameters_do(of):
+    """By differences, as buffers may have no derivatives."""
+    a = Scaled(True).double()
+    ends, written = (a, moved(a, generator(2))), [Scaled(False).double() for _ in range(2)]
+    for net, end in zip(written, ends, strict=True):
+        net.load_state_dict(end.state_dict())
+    found, wanted = (
+        tnsim.change(*pair, tnsim.Empirical(X), of=of, by="parameter") for pair in (ends, written)
+    )
+    by_name = dict(zip(wanted.components, wanted.share, strict=True))
+    share = [by_name[name] for name in found.components]
+    assert_close(found.share, share, scale=LARGEST, rtol=1e-8, limited_by="differences")
+
+
 def test_parts_of_a_network_in_training_may_be_frozen():
     """Every part took the mode of the whole, and what is frozen counted as random."""
     a = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Dropout(0.5)).double()
@@ -463,19 +505,24 @@ def test_deep_networks_run_on_normal_inputs(activation):
 
 
 @pytest.mark.slow
-def test_one_hidden_layer_is_exact_by_kernels():
+@pytest.mark.parametrize("of", ["distance", "similarity"])
+def test_one_hidden_layer_is_exact_by_kernels(of):
     a = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2)).double()
     b = moved(a, generator(6), size=0.2)
-    found = tnsim.change(a, b)
+    found = tnsim.change(a, b, of=of)
     assert found.components == ("layer 0", "layer 2")
-    metric = tnsim.Gaussian()
     one, two = tnsim.from_module(a), tnsim.from_module(b)
+
+    def apart(other):
+        if of == "similarity":
+            return 1 - tnsim.similarity(two, other)
+        return float(tnsim.inner(two - other, two - other))
+
     for n, part in enumerate(("0", "2")):
-        other = tnsim.from_module(with_part(b, a, part))
-        assert_close(found.removed[n], float(tnsim.inner(two - other, two - other, metric)))
-    assert_close(found.total, float(tnsim.inner(two - one, two - one, metric)))
+        assert_close(found.removed[n], apart(tnsim.from_module(with_part(b, a, part))))
+    assert_close(found.total, apart(one))
     # The same by forward passes.
-    drawn = tnsim.change(a, b, tnsim.Empirical.normal(np.zeros(3), samples=4096))
+    drawn = tnsim.change(a, b, tnsim.Empirical.normal(np.zeros(3), samples=4096), of=of)
     error = np.hypot(0, drawn.standard_error) * 6
     assert (abs(found.share - drawn.share) <= error + 1e-3).all()
 
@@ -647,9 +694,13 @@ def test_refusals(pair, make, options, said):
 
 
 def test_models_that_are_compared_exactly_have_no_inputs():
-    model = tnsim.Model([tnsim.Linear([[1.0]]), tnsim.Elementwise("relu")])
+    one, two = (
+        tnsim.Model([tnsim.Linear([[1.0]]), tnsim.Elementwise(name)]) for name in ("relu", "gelu")
+    )
     with refused("are the same function: there is no change"):
-        tnsim.change(model, model)
+        tnsim.change(one, one)
+    with refused("the two differ in more than weights"):
+        tnsim.change(one, two)
 
 
 def test_a_score_without_derivatives_is_refused(pair):

@@ -241,6 +241,12 @@ def test_remainders_keep_the_sum(rng):
     assert set(largest.bra[:-1]) == {whole.bra[n] for n in np.argsort(-abs(whole.share))[:3]}
     every = tnsim.paths(a, b, metric, by="head", top=10**6, order=100)
     assert every.bra == whole.bra
+    # Units of a single layer have an inner product for each pair.
+    single = gated(rng, "relu", 2)
+    units = tnsim.paths(single, by="unit")
+    found = tnsim.paths(single, by="unit", within=["layer 0 unit 1"], order=0)
+    assert found.bra == ("embed", "remainder")
+    assert_close(found.share[1], units.share[units.bra.index("embed > layer 0 unit 1")], scale=1.0)
 
 
 def test_components_outside_are_always_on(rng):

@@ -132,7 +132,7 @@ def heatmap(
         'two models'
     """
     values = numbers_in(matrix)
-    if values.ndim != 2 or not values.size:
+    if not values.size:
         raise ResultError(f"a heatmap shows a matrix (K, K), found {shown(matrix)}")
     scale = scale_of(values)
     scale = around_zero(1.0) if scale.name == "linear" else scale

@@ -21,11 +21,12 @@ from tnsim.compare.request import Request, estimated
 from tnsim.compare.routes import inner_products
 from tnsim.engine.planner import Budget
 from tnsim.errors import ModelError, TnsimError
+from tnsim.metrics.finite_measures import Empirical
 from tnsim.metrics.metric import is_expectation
 from tnsim.metrics.protocol import Metric, adds_up
 from tnsim.models.differences import constant, less
 from tnsim.models.forward import outputs_on
-from tnsim.models.functions import Function, is_function, outputs_of
+from tnsim.models.functions import Function, is_function, outputs_of, refused_under
 from tnsim.models.model import Combination, Model, check_untraced
 from tnsim.problems.at_points import all_points
 from tnsim.scaled import power
@@ -179,12 +180,11 @@ def _mean_of_model(given: Any, metric: Metric, budget: Budget) -> Float[np.ndarr
 
 
 def _mean_of_function(given: Any, metric: Metric, budget: Budget) -> Float[np.ndarray, " out"]:
-    points = points_of((), metric)
-    if points is None:
-        raise ModelError("a function has a mean over inputs alone: use tnsim.Empirical(inputs)")
+    if not isinstance(metric, Empirical):
+        raise refused_under(metric)
     total: Any = 0.0
     first: Any = None
-    for batch in all_points([given], points, "float64", budget):
+    for batch in all_points([given], metric.points(None), "float64", budget):
         outputs = outputs_of(given, batch.inputs).astype(np.float64)
         outputs = outputs.reshape(len(outputs), -1, outputs.shape[-1])
         # What outputs have in common with the first of them is not rounded.

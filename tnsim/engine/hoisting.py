@@ -235,8 +235,6 @@ def portion(stage: AnalysedStage, owner: str | None, wanted: set[str]) -> Portio
     # program that other plans share.
     number, plan_stage, program = stage.number, stage.stage, stage.program
     if all(_belongs(reads, owner) for reads in stage.computed):
-        if wanted.isdisjoint(plan_stage.outputs) and not plan_stage.groups:
-            return None
         return Portion(number, program, plan_stage.inputs, plan_stage.outputs, plan_stage.groups)
     # Scales of the whole stage, by number. In the portion they are renumbered by their position in
     # this list.

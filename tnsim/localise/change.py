@@ -483,7 +483,10 @@ def _changes(run: Any, metric: Metric, question: _Question) -> ChangeSeries:
     if not known:
         raise ModelError("all checkpoints are the same function: there is no change to split")
     if any(names != known[0] for names in known):
-        raise ModelError("the checkpoints have different components, so that no table holds them")
+        raise ModelError(
+            "the checkpoints have different components, such as a bias of units that only some "
+            "have, so that no table holds them; use by='layer'"
+        )
     return ChangeSeries(labels[1:], tuple(each), known[0])
 
 

@@ -359,6 +359,6 @@ def _cosine_slopes(
                 "a model between the two is the zero function, whose similarity is undefined; use "
                 "of='distance'"
             )
-        rise = by_cross / np.sqrt(q) - p * by_own / q**1.5
-        total = total + weight * rise / np.sqrt(norm)
+        rise = by_cross - p / q * by_own  # no power of q, which may leave the range of floats
+        total = total + weight * rise / np.sqrt(q) / np.sqrt(norm)
     return total

@@ -425,6 +425,8 @@ class OfModels:
         self.b, self.of, self.how = b, of, "compared by exact inner products"
         self.setting = setting
         self.form = jax.tree.structure(b)
+        if jax.tree.structure(a) != self.form:  # an activation is no weight
+            raise more_than_weights(0)
         self.between = Between.of(all_numbers(a), all_numbers(b))
         self.names = self.between.names
         self.difference = b - a

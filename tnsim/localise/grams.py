@@ -93,7 +93,7 @@ class Setting(Request):
             if of == "distance":
                 return self._squared_distance(b - a, beside)
             apart = 1.0 - float(self.similarity(a, b))
-            return apart if apart > NEAR else self._apart(a, b, apart)
+            return apart if apart > NEAR else self._apart(a, b)
 
     def _squared_distance(self, difference: Combination, beside: float) -> float:
         found = inner_products(difference, difference, self)
@@ -104,11 +104,9 @@ class Setting(Request):
             found = found._replace(values={"AB": own, "AA": whole, "BB": whole})
         return max(float(numbers.value(found, (difference, difference), self)), 0.0)
 
-    def _apart(self, a: Model, b: Model, rounded: float) -> float:
-        """`1 - similarity(a, b)` of near models; as `rounded` where squares are beyond floats."""
+    def _apart(self, a: Model, b: Model) -> float:
+        """`1 - similarity(a, b)` of near models, whose squared norms are within floats."""
         first, second = (math.sqrt(self.squared_norm(model)) for model in (a, b))
-        if not 0 < first * second < math.inf:
-            return rounded
         difference = b - a
         squares, longer = (self.product(difference, other) for other in (difference, a + b))
         return one_less_cosine(squares, longer, first, second)

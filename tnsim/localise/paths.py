@@ -230,8 +230,6 @@ def edges_between(model: Model, by: str, setting: Setting) -> Edges:
     parts = components_of([model], by)
     check_polynomial(model)
     edges = edges_of(model, parts)
-    if not edges:
-        raise ModelError("the model has no edges: no component reads anything")
     # Degree of the states in the common gate t: each leg of a component reads states through one
     # more gate.
     degree, known = 0, {part.layer for part in parts}

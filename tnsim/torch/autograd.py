@@ -249,7 +249,10 @@ def compared(a: Any, b: Any, n_ctx: int | None, request: Request) -> torch.Tenso
         why = numbers((a, b))
         # Without gradients, the same similarity raises the error that explains the NaN.
         without_gradients.similarity(*why, metric, dtype=dtype, budget=budget)
-        raise TnsimError("the similarity is not a number, though without gradients it is one")
+        raise TnsimError(
+            "the similarity is not a number, though without gradients it is one: numbers are near "
+            "an end of the range of floats; scale the last layers, which changes no similarity"
+        )
     precision.report(float(cosines.error), "the cosine", arithmetic)
 
     def pullback(tensors: Sequence[torch.Tensor], outer: torch.Tensor) -> Iterator[torch.Tensor]:

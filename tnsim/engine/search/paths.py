@@ -277,7 +277,7 @@ def _by_optimizer(
                 f"optimize={shown(search.optimizer)} gives the path of another product: an "
                 "optimiser for a single contraction; give a cotengra.ReusableHyperOptimizer"
             )
-        search.found[key] = _pair_steps(tree.get_ssa_path(), product.count)
+        search.found[key] = tree.get_ssa_path()
     return search.found[key]
 
 
@@ -328,21 +328,21 @@ def _searched_path(
     import cotengrust
 
     product = LabelledProduct(inputs, output, dict(items))
-    greedy = _pair_steps(cotengrust.optimize_greedy(*product.spelled, use_ssa=True), product.count)
+    greedy = _as_pairs(cotengrust.optimize_greedy(*product.spelled, use_ssa=True))
     if effort == 0:
         return greedy
     if product.count <= OPTIMAL_UP_TO:
         found = cotengrust.optimize_optimal(*product.spelled, use_ssa=True)
         # Optimal paths have the fewest multiplications; a path may write less at as many. The
         # flattest of equally good paths is taken: powers of a matrix share squares.
-        paths = map(product.rotated, (_pair_steps(found, product.count), greedy))
+        paths = map(product.rotated, (_as_pairs(found), greedy))
         return min(paths, key=lambda path: (product.price(path), product.depth(path)))
     found, _ = cotengrust.optimize_random_greedy_track_flops(
         *product.spelled, ntrials=TRIALS, seed=0, use_ssa=True
     )
     # Of equally good paths the greedy path comes first: greedy paths of products that are much
     # alike, as those of a sum, share more than random ones, 1.8 times as much over 105 pairings.
-    paths = map(product.rotated, (greedy, _pair_steps(found, product.count)))
+    paths = map(product.rotated, (greedy, _as_pairs(found)))
     best = min(paths, key=product.price)
     return best if effort == 1 else min(best, _reconfigured_path(product, best), key=product.price)
 
@@ -579,23 +579,13 @@ def _reconfigured_path(product: LabelledProduct, path: Path) -> Path:
 
     tree = cotengra.ContractionTree.from_path(*product.spelled, ssa_path=path)
     tree.subtree_reconfigure_(subtree_size=SUBTREE, minimize="combo")
-    return _pair_steps(tree.get_ssa_path(), product.count)
+    return tree.get_ssa_path()
 
 
 def _letter(label: int) -> str:
     return chr(0x100 + label)  # there are more labels than ASCII letters
 
 
-def _pair_steps(path: Sequence[Sequence[int]], count: int) -> Path:
-    """The path without the steps of a single tensor, which cotengra's simplifications insert."""
-    number = list(range(count))  # new number of every tensor, after the steps left out
-    steps: list[tuple[int, int]] = []
-    for step in path:
-        tensors = [number[tensor] for tensor in step]
-        if len(tensors) == 1:
-            number.append(tensors[0])
-            continue
-        one, two = tensors
-        number.append(count + len(steps))
-        steps.append((one, two))
-    return tuple(steps)
+def _as_pairs(path: Iterable[Sequence[int]]) -> Path:
+    """The path as tuples. Every step has two tensors, as labels of one alone are summed before."""
+    return tuple((one, two) for one, two in path)

@@ -273,8 +273,6 @@ def moved(op: Operation, sizes: Mapping[int, int]) -> int:
 
     Where the last axis stays the last, entries are moved in rows, and count a quarter.
     """
-    if op.body is not None:
-        return 0  # the values around a loop keep their order
     chosen = None
     if op.is_product:
         first, second = op.labels
@@ -689,8 +687,6 @@ def _shared_factors(builder: Builder, use: Use) -> Iterator[_Factor]:
         names = dict(outer)
         for position, label in enumerate(operation.labels[one]):
             names.setdefault(label, f"{position}{primes}")
-        if not names.keys() >= set(operation.labels[two]):
-            continue  # the rest has a summed label of its own
         factor = Use(operation.args[one], tuple(names[x] for x in operation.labels[one]))
         rest = Use(operation.args[two], tuple(names[x] for x in operation.labels[two]))
         yield _Factor(factor, rest, use.labels, value.cost)
