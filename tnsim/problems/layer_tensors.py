@@ -448,16 +448,22 @@ def symmetric_arrays(layer: Layer, lifted: bool) -> dict[str, Any]:
 
 
 def _balanced_rows(xp: Any, left: Any, right: Any) -> tuple[Any, Any]:
-    """The rows c x and y / c of equal norm, c a constant to derivatives; zero rows stay."""
+    """The rows c x and y / c of equal norm, c a constant to derivatives.
+
+    Among numbers a row beside a row of zeros becomes zero: the difference of its squares would be
+    rounding, of which a layer without products would have its norm. Derivatives need the row.
+    """
     # c x (x) y / c is the same for every c. But squares of size |x|^2 with a difference of size
     # |x| |y| lose log10(|x| / |y|) digits.
     norms = [xp.sqrt((rows * rows).sum(axis=1)) for rows in (left, right)]
-    # A row of zeros has no length to balance; its product is zero in any case.
+    # A row of zeros has no length to balance.
     usable = (norms[0] > 0) & (norms[1] > 0)
     ratio = xp.where(usable, norms[1], 1.0) / xp.where(usable, norms[0], 1.0)
     balance = xp.sqrt(ratio)[:, None].astype(left.dtype)
     if xp is jnp:
         balance = jax.lax.stop_gradient(balance)
+    else:
+        left, right = left * usable[:, None], right * usable[:, None]
     return left * balance, right / balance
 
 
