@@ -574,9 +574,6 @@ def local_nodes(layer: Layer, n_ctx: int | None) -> tuple[Node, ...]:
     Returns:
         Nodes without an input first, then the nodes that read `in0`, `in1`, ... in order.
 
-    Raises:
-        ModelError: Attention without `n_ctx`.
-
     Example:
         >>> import tnsim
         >>> nodes = local_nodes(tnsim.Bilinear(np.eye(2), np.eye(2), np.eye(2)), None)
@@ -589,8 +586,7 @@ def local_nodes(layer: Layer, n_ctx: int | None) -> tuple[Node, ...]:
     layer = jax.tree.map(lambda x: np.asarray(x, np.float64), layer)
     core = core_of(layer)
     if isinstance(core, Attention):
-        if n_ctx is None:
-            raise ModelError("attention reads sequences, but the model has no n_ctx")
+        assert n_ctx is not None  # who compares or draws models asks for it
         return _attention_nodes(core, sequence_arrays(layer, n_ctx), n_ctx)
     arrays = unrolled_arrays(layer if n_ctx is None else at_every_position(layer, n_ctx))
     if WEIGHT in arrays:
