@@ -216,7 +216,7 @@ def _by_head(core: Attention, roles: dict[str, Any], n_ctx: int, xp: Any) -> dic
 
 
 def shapes(kind: LayerKind, lifted: bool) -> dict[str, tuple[int, ...]]:
-    """Shape of every array that `arrays` returns for a layer of this kind.
+    """Shape of every matrix that `arrays` returns for a layer of this kind.
 
     Example:
         >>> shapes(LayerKind("Linear", ("WEIGHT",), None, d_in=2, d_out=3), lifted=True)
@@ -225,14 +225,7 @@ def shapes(kind: LayerKind, lifted: bool) -> dict[str, tuple[int, ...]]:
     d_in, d_out, rank = kind.d_in + lifted, kind.d_out + lifted, kind.rank + lifted
     if kind.down is None:
         return {kind.legs[0]: (d_out, d_in)}
-    roles: dict[str, tuple[int, ...]] = {kind.down: (d_out, rank)}
-    for role in kind.legs:
-        roles[role] = (rank, d_in)
-    if kind.skips:
-        roles[SKIP] = (d_in,)
-    if kind.skips and kind.order > 2:
-        roles[UNIT] = (d_in,)
-    return roles
+    return {kind.down: (d_out, rank), **dict.fromkeys(kind.legs, (rank, d_in))}
 
 
 def arrays(layer: Layer, lifted: bool) -> dict[str, Any]:
