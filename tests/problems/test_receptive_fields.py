@@ -317,6 +317,16 @@ def test_beyond_the_budget(rng):
         )
 
 
+@pytest.mark.parametrize("library", [np.asarray, jax.numpy.asarray])
+def test_values_and_inputs_are_of_either_library(library, rng):
+    values, columns = np.array([[1.0, 2.0], [3.0, 0.0]]), Columns([[0, 2], [1, -1]], 3)
+    x = rng.normal(size=(4, 3))
+    with jax.enable_x64(True):
+        layer = tnsim.Linear(tnsim.models.matrices.SparseMatrix(library(values), columns))
+        for inputs in (x, jax.numpy.asarray(x)):
+            assert_close(layer(inputs), x[:, :2] * [1, 3] + x[:, 2:] * [2, 0], scale=1.0)
+
+
 def test_columns_are_whole_numbers():
     with refused("whole numbers"):
         Columns([[0.5]], 3)
