@@ -149,18 +149,22 @@ def test_rows_of_unequal_length_are_no_moments():
 
 
 @pytest.mark.parametrize(
-    "metric", [tnsim.Gaussian(), tnsim.TreeSymmetric(), tnsim.Frobenius()], ids=lambda m: m.name
+    "metric",
+    [tnsim.Gaussian(), tnsim.Symmetric(), tnsim.TreeSymmetric(), tnsim.Frobenius()],
+    ids=lambda m: m.name,
 )
 def test_zero_models_have_no_cosine(metric, rng):
     a = tnsim.Model([bilinear(rng, 3, 4, 2)])
     layer = a.layers[0]
-    zero = tnsim.Model([tnsim.Bilinear(layer.left, layer.right, 0 * layer.down)])
-    with refused("the second model is the zero function: its cosine with anything is undefined"):
-        tnsim.similarity(a, zero, metric)
-    with refused("the first model is the zero function"):
-        tnsim.similarity(zero, zero, metric)
-    assert tnsim.inner(a, zero, metric) == 0
-    assert tnsim.log_inner(a, zero, metric) == (0, -np.inf)
+    for factors in np.eye(3):
+        arrays = zip(factors, (layer.left, layer.right, layer.down), strict=True)
+        zero = tnsim.Model([tnsim.Bilinear(*((1 - factor) * x for factor, x in arrays))])
+        with refused("the second model is the zero function: its cosine with anything is undef"):
+            tnsim.similarity(a, zero, metric)
+        with refused("the first model is the zero function"):
+            tnsim.similarity(zero, zero, metric)
+        assert tnsim.inner(a, zero, metric) == 0
+        assert tnsim.log_inner(a, zero, metric) == (0, -np.inf)
     half = tnsim.Model(
         [tnsim.Bilinear(layer.left, layer.right, np.array([[1.0], [0.0]]) * layer.down)]
     )

@@ -126,6 +126,14 @@ def test_measures_of_functions_beside_models(rng):
     assert float(share[0, 1]) == (mine == theirs).mean()
 
 
+def test_outputs_of_functions_may_be_whole_numbers_and_truth_values(rng):
+    x = rng.normal(size=(20, 3))
+    for function in (lambda x: np.rint(3 * x).astype(int), lambda x: x > 0):
+        wanted = np.vdot(x, function(x)) / np.linalg.norm(x) / np.linalg.norm(function(x))
+        found = tnsim.similarity(function, lambda x: x, tnsim.Empirical(x))
+        assert_close(found, wanted, scale=1.0)
+
+
 @pytest.mark.parametrize("verb", [tnsim.similarity, tnsim.inner, tnsim.pairwise, tnsim.change])
 def test_a_function_that_fails_says_what_it_was_called_with(verb, rng):
     alone = [jax.tree_util.Partial(lambda w, x: w @ x, rng.normal(size=(3, 8))) for _ in "ab"]

@@ -456,6 +456,9 @@ def test_errors_say_what_to_do():
         activation("TopK")
     with refused("2 pieces"):
         Activation(kinks=(0.0,), pieces=((0.0,),))
+    for kink in (0.0, np.inf):
+        with refused("finite, and its kinks increase"):
+            Activation(kinks=(0.0, kink), pieces=((0.0,), (1.0,), (2.0,)))
     with refused("strip"):
         Activation(np.tanh)
     with refused("3 and 2 coordinates"):

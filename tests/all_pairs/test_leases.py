@@ -10,7 +10,8 @@ import pytest
 from stored_runs import Stopping, begun, compare
 
 import tnsim
-from tnsim.all_pairs import store, work
+from tnsim.all_pairs import store as stores
+from tnsim.all_pairs import work
 from tnsim.all_pairs.store import Leases
 
 
@@ -54,7 +55,7 @@ def test_whoever_finishes_removes_the_folder_meanwhile(tmp_path, monkeypatch):
 
 
 def test_a_dead_holder_of_this_host_does_not_block(tmp_path, dead):
-    put(tmp_path, "tile-0-0", f"{store.host()} {dead} x")
+    put(tmp_path, "tile-0-0", f"{stores.host()} {dead} x")
     with Leases(tmp_path) as ours:
         assert ours.take("tile 0 0")
 
@@ -65,23 +66,23 @@ def test_a_dead_holder_of_this_host_does_not_block(tmp_path, dead):
 def test_a_lease_without_a_sign_of_life_expires(text, tmp_path, monkeypatch):
     put(tmp_path, "tile-0-0", text)
     now = [0.0]
-    monkeypatch.setattr(store.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(stores.time, "monotonic", lambda: now[0])
     with Leases(tmp_path) as ours:
         assert not ours.take("tile 0 0")
-        now[0] += store.EXPIRY / 2
+        now[0] += stores.EXPIRY / 2
         # A sign of life, whatever that clock says.
         os.utime(tmp_path / "leases" / "tile-0-0", (1, 1))
         assert not ours.take("tile 0 0")
-        now[0] += store.EXPIRY - 1
+        now[0] += stores.EXPIRY - 1
         assert not ours.take("tile 0 0")
         now[0] += 2
         assert ours.take("tile 0 0")
 
 
 def test_leases_are_renewed(tmp_path, monkeypatch):
-    monkeypatch.setattr(store, "_RENEWAL", 0.01)
+    monkeypatch.setattr(stores, "_RENEWAL", 0.01)
     renewed = threading.Event()
-    monkeypatch.setattr(store.os, "utime", lambda file: renewed.set())
+    monkeypatch.setattr(stores.os, "utime", lambda file: renewed.set())
     with Leases(tmp_path) as ours:
         ours.take("tile 0 0")
         assert renewed.wait(10)
@@ -94,15 +95,15 @@ def test_a_run_waits_for_the_tile_of_another(folder, dead, monkeypatch):
 
     with pytest.raises(tnsim.errors.ExecutorError):
         compare(folder, store=store, executor=Stopping(0))
-    put(store, "tile-2-1", f"{store.host()} {os.getpid()} other")
-    put(store, "norms-a-1", f"{store.host()} {dead} other")
+    put(store, "tile-2-1", f"{stores.host()} {os.getpid()} other")
+    put(store, "norms-a-1", f"{stores.host()} {dead} other")
     pauses = []
 
     def other_dies(seconds):
         """In the third pause; until then the run has everything else in hand."""
         pauses.append(seconds)
         if len(pauses) == 3:
-            put(store, "tile-2-1", f"{store.host()} {dead} other")
+            put(store, "tile-2-1", f"{stores.host()} {dead} other")
 
     monkeypatch.setattr(work, "time", SimpleNamespace(sleep=other_dies))
     assert compare(folder, store=store).identical(whole)
@@ -133,14 +134,14 @@ def test_what_no_process_leased_blocks_nothing(place, make, tmp_path):
     (tmp_path / place).parent.mkdir(exist_ok=True)
     make(tmp_path / place)
     with Leases(tmp_path) as ours:
-        ours.wait(store.LISTS)
+        ours.wait(stores.LISTS)
         assert ours.take("tile 0 0")
     assert not (tmp_path / "leases").exists()
 
 
 def test_a_process_of_a_container_of_the_same_name_is_another(tmp_path, dead, monkeypatch):
     """Numbers of processes say nothing where processes are numbered anew."""
-    put(tmp_path, "tile-0-0", f"{store.host()} {dead} x")
-    monkeypatch.setattr(store, "host", lambda: "a" * 16)
+    put(tmp_path, "tile-0-0", f"{stores.host()} {dead} x")
+    monkeypatch.setattr(stores, "host", lambda: "a" * 16)
     with Leases(tmp_path) as ours:
         assert not ours.take("tile 0 0")

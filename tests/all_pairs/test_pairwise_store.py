@@ -14,7 +14,6 @@ from refusals import refused
 from stored_runs import begun, compare, contents, file_of, files_of, listed
 
 import tnsim
-from tnsim.all_pairs import store
 from tnsim.all_pairs import store as stores
 from tnsim.all_pairs import work as tiles
 
@@ -101,8 +100,8 @@ def test_what_killed_processes_left_is_swept(folder, monkeypatch):
     whole, path = compare(folder), folder / "store"
     compare(folder, store=path)
     before = contents(path)
-    dead = f"{store.host()}-{ended()}-{'c9aa' * 8}"
-    ours, elsewhere = "-".join(store.maker()), f"{'0' * 16}-1-{'c9aa' * 8}"
+    dead = f"{stores.host()}-{ended()}-{'c9aa' * 8}"
+    ours, elsewhere = "-".join(stores.maker()), f"{'0' * 16}-1-{'c9aa' * 8}"
 
     def being_written(maker, age=0):
         made = [path / f".{maker}.partial", path / "records" / f".{maker}.partial"]

@@ -16,7 +16,12 @@ import tnsim
 def two_of(case, rng):
     """Two transformers, or models of bilinear attention with a base of rotations."""
     if case in BILINEAR:
-        return [attention_model(rng, BILINEAR[case]) for _ in range(2)]
+        models = [attention_model(rng, BILINEAR[case]) for _ in range(2)]
+        embeddings = [tnsim.Linear(x.layers[0].weight, rng.normal(size=4)) for x in models]
+        return [
+            tnsim.Model([e, *x.layers[1:]], x.n_ctx)
+            for e, x in zip(embeddings, models, strict=True)
+        ]
     config = cases.CONFIGS[case]
     return [module(cases.checkpoint(rng, config), config) for _ in range(2)]
 

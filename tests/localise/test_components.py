@@ -13,7 +13,7 @@ from scipy.sparse import csr_array
 from sequence_oracles import attention
 
 import tnsim
-from tnsim.models.components import components_of, interpolated_outputs, switched
+from tnsim.models.components import components_of, exchanged, interpolated_outputs, switched
 from tnsim.models.forward import Prefixes
 
 
@@ -51,6 +51,18 @@ def test_a_switched_model_adds_up_its_components(name, rng):
     z = np.ones(len(tnsim.components(model)))
     same = switched(model, z)
     assert all(one is other for one, other in zip(same.layers, model.layers, strict=True))
+
+
+def test_components_of_residuals_of_two_scales_are_exchanged_one_by_one(rng):
+    """All heads and the bias of a layer change it together by what the whole layer changes."""
+    a, b = (
+        tnsim.Model([tnsim.Residual(attention(rng, 3, 2, 2, 2, 3, bias), 0.7, scale)], n_ctx=2)
+        for bias, scale in ((True, 0.5), (False, 0.25))
+    )
+    x, parts = points(a, rng), components_of([a, b], "head")
+    assert len(parts) == 3
+    moved = sum(exchanged(a, b, part)(x) - a(x) for part in parts)
+    assert_close(moved, b(x) - a(x), scale=LARGEST, rtol=1e-12)
 
 
 def test_switches_by_label_leave_the_others_on(rng):

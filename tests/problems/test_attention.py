@@ -44,7 +44,9 @@ def test_one_nonlinear_layer_is_exact(layers, form):
 
 
 @pytest.mark.parametrize("legs", [2, 3])
-def test_attention_beside_products(legs, rng):
+def test_attention_beside_products(legs, rng, request):
+    if legs == 3:  # eight legs together, which diagrams can join
+        request.getfixturevalue("diagrams")
     a = tnsim.Model([attention(rng, D, 1, 2, 1, 2, True)], n_ctx=2)
     rows = [rng.normal(size=(3, D)) for _ in range(legs)]
     b = tnsim.Model([tnsim.Multilinear(rows, rng.normal(size=(2, 3)))], n_ctx=2)

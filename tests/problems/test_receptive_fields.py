@@ -317,6 +317,27 @@ def test_beyond_the_budget(rng):
         )
 
 
+def test_rows_of_zeros_below_a_sparse_output(rng):
+    """Rows of zeros take the unit of what reads them, on forward passes as in the sum by hand."""
+    left, right, down, x = (rng.normal(size=shape) for shape in [(3, 4), (3, 4), (2, 3), (9, 4)])
+    left[1], down[0, 2] = 0.0, 0.0
+    sparse = tnsim.models.matrices.SparseMatrix.of(down)
+    model = tnsim.Model([tnsim.Bilinear(left, right, sparse)])
+    outputs = (x @ left.T * (x @ right.T)) @ down.T
+    metric = tnsim.Empirical(x)
+    assert_close(tnsim.inner(model, model, metric), np.square(outputs).sum() / 9, rtol=1e-13)
+
+
+@pytest.mark.parametrize("library", [np.asarray, jax.numpy.asarray])
+def test_values_and_inputs_are_of_either_library(library, rng):
+    values, columns = np.array([[1.0, 2.0], [3.0, 0.0]]), Columns([[0, 2], [1, -1]], 3)
+    x = rng.normal(size=(4, 3))
+    with jax.enable_x64(True):
+        layer = tnsim.Linear(tnsim.models.matrices.SparseMatrix(library(values), columns))
+        for inputs in (x, jax.numpy.asarray(x)):
+            assert_close(layer(inputs), x[:, :2] * [1, 3] + x[:, 2:] * [2, 0], scale=1.0)
+
+
 def test_columns_are_whole_numbers():
     with refused("whole numbers"):
         Columns([[0.5]], 3)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import pairwise, zip_longest
+from itertools import chain, pairwise, zip_longest
 from math import comb, factorial, inf, isfinite, pi, sqrt
 from typing import Any, Protocol, TypeGuard
 
@@ -293,8 +293,11 @@ class Activation:
                 f"an activation of {len(kinks)} kinks has {len(kinks) + 1} pieces, each with a "
                 f"coefficient or more; found pieces {pieces}"
             )
-        if any(not b > a for a, b in pairwise(kinks)):
-            raise ModelError(f"the kinks of an activation increase, found {kinks}")
+        if not all(map(isfinite, chain(kinks, *pieces))) or any(b <= a for a, b in pairwise(kinks)):
+            raise ModelError(
+                "kinks and coefficients of an activation are finite, and its kinks increase; found "
+                f"kinks {kinks} and pieces {pieces}"
+            )
         if self.strip is not None and not 0 < self.strip < inf:
             raise ModelError(f"strip is a positive half-width, found {self.strip}")
         if self.function is not None and self.strip is not None:

@@ -489,8 +489,6 @@ def _change_along(slopes: Sequence[Real], left: Any, right: Any, cross: Any) -> 
     columns; slopes by cross matrices have an entry for each pair already.
     """
     changes = [*(x[:, None] for x in left), *(x[None, :] for x in right), *cross]
-    if not slopes:
-        return 0 * changes[-1]
     return sum(x * y for x, y in zip(slopes, changes, strict=True))
 
 

@@ -31,7 +31,6 @@ from tnsim.errors import ModelError, PrecisionWarning, in_one_line, printable, w
 from tnsim.metrics import protocol
 from tnsim.metrics.input_moments import GaussianMoments, gauss_rule, gaussian_draws, hermite_rule
 from tnsim.metrics.protocol import (
-    Metric,
     Points,
     Reading,
     Rule,
@@ -425,20 +424,6 @@ def positions_of(n_ctx: int | None) -> int:
 def _drawn_tokens(p: np.ndarray, n_ctx: int, rng: np.random.Generator, count: int) -> np.ndarray:
     """Draw sequences of independent tokens."""
     return rng.choice(len(p), size=(count, n_ctx), p=p)
-
-
-def token_probabilities(metric: Metric, vocabulary: int) -> Float[Array, " vocabulary"]:
-    """Probabilities of all tokens under `Categorical`.
-
-    Returns:
-        An array (vocabulary,).
-
-    Raises:
-        ModelError: The metric is not `Categorical`, or has another vocabulary.
-    """
-    if not isinstance(metric, Categorical):
-        raise ModelError(f"expected Categorical(), found {type(metric).__name__}")
-    return metric.distribution(vocabulary)
 
 
 @dataclass(frozen=True)

@@ -303,8 +303,8 @@ class MomentInParts:
 
     Example:
         >>> moment = MomentInParts(np.ones(2), np.array([1.0, 2.0]))
-        >>> moment.behind(np.eye(2)).tolist(), moment.diagonal().tolist()
-        ([[2.0, 2.0], [2.0, 5.0]], [2.0, 5.0])
+        >>> moment.behind(np.eye(2)).tolist()
+        [[2.0, 2.0], [2.0, 5.0]]
     """
 
     spread: Float[Array, " lifted"]
@@ -313,14 +313,6 @@ class MomentInParts:
     def behind(self, rows: Any) -> Any:
         """The matrix `rows S`."""
         return rows * self.spread + (rows @ self.mean)[:, None] * self.mean
-
-    def diagonal(self) -> Float[Array, " lifted"]:
-        """The second moments of single coordinates."""
-        return self.spread + self.mean**2
-
-    def times(self, factors: Any) -> MomentInParts:
-        """The moment of the coordinates times some factors."""
-        return MomentInParts(self.spread * factors**2, self.mean * factors)
 
     def matrix(self) -> Float[Array, "lifted lifted"]:
         """The moment written out."""
@@ -461,7 +453,7 @@ def in_input_units(metric: Metric, unit: Any, d: int) -> Metric:
     """The same metric over inputs in units of `2 ** unit`; exact, as units are powers of two.
 
     Args:
-        metric: Any metric; without moments it is returned as it is.
+        metric: Metric with a mean and a covariance.
         unit: Exponents of two, the same for all or for each coordinate of a position, (d,).
         d: Coordinates that the models read at a position.
 
@@ -472,8 +464,6 @@ def in_input_units(metric: Metric, unit: Any, d: int) -> Metric:
         >>> near.mean.tolist(), near.cov.tolist()
         ([2.0, 0.0], [0.0625, 1.0])
     """
-    if not isinstance(metric, GaussianMoments) or (library(unit) is np and not unit.any()):
-        return metric
     mean, cov = _mean_and_covariance(metric)
     unit = unit + np.zeros(d)
 

@@ -295,20 +295,6 @@ def as_metric(metric: Any) -> Metric:
     return cast(Metric, metric)
 
 
-def as_layerwise(metric: Metric) -> LayerwiseMetric:
-    """Check that a metric joins legs layer by layer, and return it.
-
-    Raises:
-        ModelError: The metric joins the legs of whole trees, or no legs at all.
-    """
-    if not joins_layers(metric):
-        raise ModelError(
-            f"{type(metric).__name__} does not join layer by layer: "
-            "use GaussianClosure() or TreeSymmetric()"
-        )
-    return metric
-
-
 def is_expectation(metric: Metric) -> bool:
     """Whether inner products are means over inputs, so that functions have means as well.
 
@@ -352,7 +338,8 @@ def layer_by_layer(
         )
     if isinstance(metric, Symmetric):
         return TreeSymmetric()
-    return as_layerwise(metric)
+    assert joins_layers(metric)
+    return metric
 
 
 REPLICATES = 16

@@ -733,11 +733,6 @@ def basis_of_embedding(a: Model, b: Model) -> Float[np.ndarray, "width width"]:
                 "which takes the stream of b to the basis of a"
             )
         tables.append(np.asarray(first.weight, np.float64))
-    if tables[0].shape != tables[1].shape:
-        raise ModelError(
-            f"the embeddings have shapes {tables[0].shape} and {tables[1].shape}; no square matrix "
-            "aligns them"
-        )
     # The orthogonal factor of A B^T is the nearest rotation.
     left, sizes, right = np.linalg.svd(tables[0] @ tables[1].T)
     # A direction of size zero could be turned either way.

@@ -224,7 +224,7 @@ class SparseMatrix:
         """
         if library(self.values, x) is np:
             return np.ascontiguousarray((self.csr() @ np.asarray(x).T).T)
-        places = np.maximum(self.columns.array, 0)
+        x, places = jnp.asarray(x), np.maximum(self.columns.array, 0)
         dtype = jnp.result_type(self.values, x)
 
         # Entry after entry of all rows, so that no array of inputs by rows by entries is made.

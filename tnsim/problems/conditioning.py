@@ -57,7 +57,7 @@ from jaxtyping import Float
 
 from tnsim.engine.precision import USELESS, VISIBLE, Arithmetic
 from tnsim.engine.runtime.devices import one_blas_thread
-from tnsim.metrics.finite_measures import Categorical, token_probabilities
+from tnsim.metrics.finite_measures import Categorical
 from tnsim.metrics.input_moments import ROUNDING_OF_COVARIANCES, marginals, root_of
 from tnsim.metrics.protocol import Metric, Points
 from tnsim.models.arrays import in_float64, is_traced
@@ -721,7 +721,7 @@ def sampled_inputs(model: Model, metric: Metric, rng: np.random.Generator, point
     of_one = max(model.d_in, *(layer.d_out for layer in model.layers)) * count
     shape = (max(1, min(points, _ELEMENTS // of_one)), *positions)
     if isinstance(metric, Categorical):
-        chances = token_probabilities(metric, model.d_in)
+        chances = metric.distribution(model.d_in)
         if is_traced(chances):  # no draw can follow them; they hardly change what cancels
             chances = np.ones(model.d_in)
         return rng.choice(model.d_in, shape, p=chances / chances.sum())

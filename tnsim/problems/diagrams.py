@@ -293,8 +293,6 @@ def forms(parts: TreeOperands) -> tuple[Form, ...]:
         if any(parts.is_dense(side, level) for level in range(parts.depth(side))):
             return ("dense",)
     shallower = min(parts.depth(side) for side in parts.models)
-    if shallower == 0:  # a linear model has no hidden units
-        return ("factors",)
     if shallower == 1:  # no unit of level 1 that reads a node as a matrix
         return ("factors", "units", "dense")
     if max(parts.depth(side) for side in parts.models) == 2:  # nothing above level 1
@@ -346,7 +344,7 @@ class _Node(NamedTuple):
 
 
 class Bottom(NamedTuple):
-    """A copy of the first nonlinear layer; of a linear model, its only leg."""
+    """A copy of the first nonlinear layer."""
 
     side: Side
     bond: str
@@ -359,7 +357,7 @@ def node_bond(slot: Slot, level: int, copy: int) -> str:
 
 def root_index(slot: Slot, tree: Tree) -> str:
     """Index at the output of a whole tree."""
-    return node_bond(slot, max(len(tree.orders) - 1, 0), 0)
+    return node_bond(slot, len(tree.orders) - 1, 0)
 
 
 def upper_nodes(slot: Slot, tree: Tree) -> Iterator[_Node]:
@@ -456,12 +454,9 @@ def first_layer(
         looped = (number, number) in edges
         if looped and tree.bunch == 2:  # the loop takes both legs
             operands.append(Operand(node_mean(side), (bond,)))
-        # A linear model is one leg: its bond is the input index itself.
-        elif tree.orders:
+        else:
             free_legs[number] = _legs_of(bond, tree.bunch)
             operands += parts.node(side, 0, bond, free_legs[number], dense)
-        else:
-            free_legs[number] = [bond]
 
     # Legs of a node are alike, so an edge may take any free leg. A node with a loop over both legs
     # has no free leg, and its mean already counts the loop.

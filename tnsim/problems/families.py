@@ -54,7 +54,7 @@ import numpy as np
 
 from tnsim.engine.ir.problem import Problem
 from tnsim.errors import TooLarge
-from tnsim.metrics.finite_measures import Categorical, positions_of, token_probabilities
+from tnsim.metrics.finite_measures import Categorical, positions_of
 from tnsim.metrics.input_moments import (
     InputKind,
     SequenceInputs,
@@ -564,7 +564,8 @@ class Tokens(_RunOnce):
         return (self.bra,) if self.ket is None else (self.bra, self.ket)
 
     def _constants_of(self, metric: Metric, d_in: int) -> dict[str, Any]:
-        return token_inputs(token_probabilities(metric, d_in), self._kinds_of, self.n_ctx)
+        assert isinstance(metric, Categorical)
+        return token_inputs(metric.distribution(d_in), self._kinds_of, self.n_ctx)
 
     @property
     def layout(self) -> Hashable:

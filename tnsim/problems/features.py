@@ -22,7 +22,6 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
@@ -362,15 +361,7 @@ def products(rows: FeatureBlock, columns: FeatureBlock, slices: bool) -> ScaledS
 
 def _vector_lengths(values: Any) -> Float[np.ndarray, "models out"]:
     """Lengths of vectors by output."""
-    if library(values) is np:
-        return np.sqrt(np.einsum("mof,mof->mo", values, values, dtype=np.float64))
-    return np.sqrt(np.asarray(_squared_norms(values), np.float64))
-
-
-@jax.jit
-def _squared_norms(values: Any) -> Float[jax.Array, "models out"]:
-    """Squared norms; compiled, so that no second array of all features is made."""
-    return jnp.sum(values * values, axis=2)
+    return np.sqrt(np.einsum("mof,mof->mo", values, values, dtype=np.float64))
 
 
 def _gram_block(rows: Any, columns: Any, slices: bool) -> Any:

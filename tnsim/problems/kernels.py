@@ -462,8 +462,6 @@ def blocks_at_numbers(a: Prepared, b: Prepared, slopes: bool) -> Blocks:
         a, b: Models under the same input.
         slopes: Whether the kernel is differentiated.
     """
-    if not (a.units and b.units):
-        return ()
     if not slopes:
         return tuple(kernel_blocks(a, b))
     compiled = session().tier == "compile"
@@ -473,8 +471,6 @@ def blocks_at_numbers(a: Prepared, b: Prepared, slopes: bool) -> Blocks:
 
 def slope_bytes(a: Prepared, b: Prepared) -> int:
     """Bytes of the kernel of two models with its slopes, and of what a derivative makes of them."""
-    if not (a.units and b.units):
-        return 0
     pairing = Pairing if a.up is None and b.up is None else GatedPairing
     # The numbers, and the products of slopes with the changes that they stand beside.
     return 2 * 8 * (1 + pairing.slopes) * a.units * b.units
@@ -485,7 +481,8 @@ def _units_of_blocks(
 ) -> Iterator[tuple[Pairing, Expanded, Expanded]]:
     """What stands at the pairs of each block, and the units of its rows and columns."""
     first, second, pairing = a.expanded, b.expanded, Pairing
-    assert first is not None and second is not None  # there are units
+    if first is None or second is None:  # a linear function has no units
+        return
     # A plain unit is a gated unit with the factor 1, so one formula serves all pairs as soon as one
     # side is gated.
     if a.up is not None or b.up is not None:
@@ -704,18 +701,16 @@ def _covariance(one: Prepared, two: Prepared) -> tuple[np.ndarray, float]:
     (_, hidden), (_, other) = one.hidden, two.hidden
     slopes, other_slopes = one.beside.slopes, two.beside.slopes
     covariance: Any = (hidden + slopes) @ other_slopes.T + slopes @ other.T
-    share = _EPS
-    if one.units and two.units:
-        start = 0
-        for block in kernel_blocks(one, two, centred=True):
-            stop = start + len(block.gross)
-            read = block.values if two.down is None else block.values @ two.down.T
-            if one.down is None:
-                covariance[start:stop] += read
-            else:
-                covariance += one.down[:, start:stop] @ read
-            share = max(share, float(block.share) + _EPS)
-            start = stop
+    share, start = _EPS, 0
+    for block in kernel_blocks(one, two, centred=True):
+        stop = start + len(block.gross)
+        read = block.values if two.down is None else block.values @ two.down.T
+        if one.down is None:
+            covariance[start:stop] += read
+        else:
+            covariance += one.down[:, start:stop] @ read
+        share = max(share, float(block.share) + _EPS)
+        start = stop
     return covariance, share
 
 

@@ -216,7 +216,7 @@ def _by_head(core: Attention, roles: dict[str, Any], n_ctx: int, xp: Any) -> dic
 
 
 def shapes(kind: LayerKind, lifted: bool) -> dict[str, tuple[int, ...]]:
-    """Shape of every array that `arrays` returns for a layer of this kind.
+    """Shape of every matrix that `arrays` returns for a layer of this kind.
 
     Example:
         >>> shapes(LayerKind("Linear", ("WEIGHT",), None, d_in=2, d_out=3), lifted=True)
@@ -225,14 +225,7 @@ def shapes(kind: LayerKind, lifted: bool) -> dict[str, tuple[int, ...]]:
     d_in, d_out, rank = kind.d_in + lifted, kind.d_out + lifted, kind.rank + lifted
     if kind.down is None:
         return {kind.legs[0]: (d_out, d_in)}
-    roles: dict[str, tuple[int, ...]] = {kind.down: (d_out, rank)}
-    for role in kind.legs:
-        roles[role] = (rank, d_in)
-    if kind.skips:
-        roles[SKIP] = (d_in,)
-    if kind.skips and kind.order > 2:
-        roles[UNIT] = (d_in,)
-    return roles
+    return {kind.down: (d_out, rank), **dict.fromkeys(kind.legs, (rank, d_in))}
 
 
 def arrays(layer: Layer, lifted: bool) -> dict[str, Any]:
@@ -448,16 +441,22 @@ def symmetric_arrays(layer: Layer, lifted: bool) -> dict[str, Any]:
 
 
 def _balanced_rows(xp: Any, left: Any, right: Any) -> tuple[Any, Any]:
-    """The rows c x and y / c of equal norm, c a constant to derivatives; zero rows stay."""
+    """The rows c x and y / c of equal norm, c a constant to derivatives.
+
+    Among numbers a row beside a row of zeros becomes zero: the difference of its squares would be
+    rounding, of which a layer without products would have its norm. Derivatives need the row.
+    """
     # c x (x) y / c is the same for every c. But squares of size |x|^2 with a difference of size
     # |x| |y| lose log10(|x| / |y|) digits.
     norms = [xp.sqrt((rows * rows).sum(axis=1)) for rows in (left, right)]
-    # A row of zeros has no length to balance; its product is zero in any case.
+    # A row of zeros has no length to balance.
     usable = (norms[0] > 0) & (norms[1] > 0)
     ratio = xp.where(usable, norms[1], 1.0) / xp.where(usable, norms[0], 1.0)
     balance = xp.sqrt(ratio)[:, None].astype(left.dtype)
     if xp is jnp:
         balance = jax.lax.stop_gradient(balance)
+    else:
+        left, right = left * usable[:, None], right * usable[:, None]
     return left * balance, right / balance
 
 
@@ -568,9 +567,6 @@ def local_nodes(layer: Layer, n_ctx: int | None) -> tuple[Node, ...]:
     Returns:
         Nodes without an input first, then the nodes that read `in0`, `in1`, ... in order.
 
-    Raises:
-        ModelError: Attention without `n_ctx`.
-
     Example:
         >>> import tnsim
         >>> nodes = local_nodes(tnsim.Bilinear(np.eye(2), np.eye(2), np.eye(2)), None)
@@ -583,8 +579,7 @@ def local_nodes(layer: Layer, n_ctx: int | None) -> tuple[Node, ...]:
     layer = jax.tree.map(lambda x: np.asarray(x, np.float64), layer)
     core = core_of(layer)
     if isinstance(core, Attention):
-        if n_ctx is None:
-            raise ModelError("attention reads sequences, but the model has no n_ctx")
+        assert n_ctx is not None  # who compares or draws models asks for it
         return _attention_nodes(core, sequence_arrays(layer, n_ctx), n_ctx)
     arrays = unrolled_arrays(layer if n_ctx is None else at_every_position(layer, n_ctx))
     if WEIGHT in arrays:

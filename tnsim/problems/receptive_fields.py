@@ -300,8 +300,6 @@ def _reads_fields(layers: Kinds) -> bool:
     if last is None or not any(kind.sparse for kind in layers[: last + 1]):
         return False
     for n, kind in enumerate(layers[: last + 1]):
-        if kind.mixes_positions or kind.activation:
-            return False
         # The output map of the last nonlinear layer is a readout.
         read = kind.legs if kind.down is None or n == last else (*kind.legs, kind.down)
         dense = [role for role in read if role not in dict(kind.sparse)]

@@ -39,7 +39,7 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.engine.precision import cancellation
-from tnsim.metrics.finite_measures import Categorical, token_probabilities
+from tnsim.metrics.finite_measures import Categorical
 from tnsim.metrics.input_moments import (
     GaussianMoments,
     MomentInParts,
@@ -104,7 +104,7 @@ class MeasuredStates:
     @property
     def sizes(self) -> Unit:
         """Sizes of the coordinates of the state, (width,), without the constant."""
-        return _half_log2(self.second.diagonal()[1:])
+        return _half_log2(_moment_matrix(self.second).diagonal()[1:])
 
     def of_rows(self, weight: Any, bias: Any) -> Unit:
         """Sizes of the entries of `W h + b`."""
@@ -120,10 +120,7 @@ class MeasuredStates:
         # unit 0.
         factors = xp.exp2(-unit) * xp.ones(len(self.mean) - 1)
         factors = xp.concatenate([xp.ones(1), factors])
-        if isinstance(self.second, MomentInParts):
-            second: Any = self.second.times(factors)
-        else:
-            second = self.second * factors * factors[:, None]
+        second = self.second * factors * factors[:, None]
         return dataclasses.replace(self, second=second, mean=self.mean * factors)
 
     def after(self, layer: Layer) -> MeasuredStates:
@@ -335,7 +332,7 @@ def input_states(model: Model, metric: Metric) -> MeasuredStates:
     """
     if isinstance(metric, Categorical):
         # One token is on at a time: E[x_i x_j] = p_i delta_ij.
-        probabilities = token_probabilities(metric, model.d_in)
+        probabilities = metric.distribution(model.d_in)
         mean = library(probabilities).concatenate([np.ones(1), probabilities])
         second: Any = MomentInParts(mean, 0.0 * mean)
     else:

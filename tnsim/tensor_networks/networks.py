@@ -46,7 +46,6 @@ from tnsim.metrics.input_moments import (
 )
 from tnsim.metrics.metric import (
     Gaussian,
-    as_layerwise,
     as_metric,
     joins_whole_trees,
     layer_by_layer,
@@ -60,7 +59,7 @@ from tnsim.metrics.orbits import (
     gaussian_mean,
     joinings,
 )
-from tnsim.metrics.protocol import LayerwiseMetric, Metric, adds_up
+from tnsim.metrics.protocol import LayerwiseMetric, Metric, adds_up, joins_layers
 from tnsim.models.model import Model, check_comparable, check_numbers, check_untraced, in_numpy
 from tnsim.names import (
     COVARIANCE,
@@ -519,12 +518,13 @@ def _layer_over_layer(
     a: Model, b: Model, metric: Metric
 ) -> Iterator[tuple[float, qtn.TensorNetwork]]:
     """The networks of a metric that works layer by layer, a network per way to join legs."""
+    assert joins_layers(metric)
     models: dict[Side, Model] = {"A": a, "B": b}
     # Networks always have the constant as a coordinate, so moments are lifted.
     moments = input_moments(metric, a.d_in * (a.n_ctx or 1), lifted=True)
     mean, moment = np.asarray(moments[MEAN]), _as_numpy(moments.get(COVARIANCE))
     arrays = _model_arrays(models)
-    for joined in LegJoinings(models, as_layerwise(metric)).all():
+    for joined in LegJoinings(models, metric).all():
         tensors = []
         for side, layers in arrays.items():
             tensors += tree_tensors(layers, side, joined.symmetrised)
