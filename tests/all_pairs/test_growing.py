@@ -305,10 +305,10 @@ def test_any_history_of_a_store(columns, seed, models, tmp_path):
 
 GROW = """
 import os, sys, tnsim
-from tnsim.all_pairs import normalise
+from tnsim.all_pairs import result
 import time
-write = normalise.log_abs
-normalise.log_abs = lambda x: (time.sleep(0.02), write(x))[1]
+write = result.log_abs
+result.log_abs = lambda x: (time.sleep(0.02), write(x))[1]
 series = tnsim.load(os.path.abspath("models"))
 for count in map(int, sys.argv[1:]):
     tnsim.pairwise(series[:count], tnsim.GaussianClosure(), store="store", budget=tnsim.Budget(memory_bytes=20_000))

@@ -39,9 +39,9 @@ def finished(path):
 # however late they are killed.
 SLOWLY = """
 import os, time, tnsim
-from tnsim.all_pairs import normalise
-write, pauses = normalise.log_abs, iter([0.03] * 5)
-normalise.log_abs = lambda x: (time.sleep(next(pauses, 60)), write(x))[1]
+from tnsim.all_pairs import result
+write, pauses = result.log_abs, iter([0.03] * 5)
+result.log_abs = lambda x: (time.sleep(next(pauses, 60)), write(x))[1]
 """
 
 
@@ -208,8 +208,8 @@ def test_two_processes_on_one_store(folder):
     """Started at the same instant, they begin at most a tenth of the tasks twice."""
     together = RUN.replace(
         "tnsim.pairwise(",
-        "import pathlib, time\nfrom tnsim.all_pairs import normalise\nwrite = normalise.log_abs\n"
-        "normalise.log_abs = lambda x: (time.sleep(0.03), write(x))[1]\n"
+        "import pathlib, time\nfrom tnsim.all_pairs import result\nwrite = result.log_abs\n"
+        "result.log_abs = lambda x: (time.sleep(0.03), write(x))[1]\n"
         "pathlib.Path(f'{os.getpid()}.ready').touch()\n"
         "while not pathlib.Path('go').exists():\n    time.sleep(0.01)\ntnsim.pairwise(",
     )
