@@ -131,6 +131,8 @@ def test_the_error_bound_holds_and_is_not_loose(metric, dtype, cosines, rng):
             try:
                 tnsim.similarity(one, two, METRICS[metric], dtype=dtype)
             except tnsim.errors.ResultError:
+                if not cosines:
+                    continue  # a norm has no digit left
                 assert cosines[0].error > precision.USELESS
             except tnsim.ModelError:
                 continue  # a norm that is rounding alone

@@ -103,7 +103,8 @@ class PairwiseRun(NamedTuple):
     def arithmetic(self) -> Arithmetic:
         """Largest degree and the precision of the route, which bound the errors of rounding."""
         degree = highest_degree(self.models.examples.values())
-        return Arithmetic(degree, self.estimate.dtype)
+        entries = itertools.chain.from_iterable(self.listed.values())
+        return Arithmetic(degree, self.estimate.dtype, any(entry.terms > 1 for entry in entries))
 
 
 def prepared(models: Any, other: Any, names: Any, asked: Asked) -> PairwiseRun:

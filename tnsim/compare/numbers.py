@@ -322,7 +322,7 @@ def cosine(products: InnerProducts, models: Two, request: Request) -> Any:
     Raises:
         ModelError: A norm vanishes, outside a trace.
     """
-    arithmetic = Arithmetic(highest_degree(models), products.dtype)
+    arithmetic = _arithmetic(models, products.dtype)
     values = products.values
     if not products.traced:
         for product in values.values():
@@ -403,13 +403,17 @@ def logarithm(products: InnerProducts, models: Two, request: Request) -> SignedL
     return SignedLog(sign, _labelled_values(log, request.metric, models, products, error))
 
 
+def _arithmetic(models: Two, dtype: str) -> Arithmetic:
+    return Arithmetic(highest_degree(models), dtype, any(len(summands(x)) > 1 for x in models))
+
+
 def _report_rounding(products: InnerProducts, models: Two, request: Request) -> None:
     """Warn of, or refuse, the rounding error of an inner product, relative to the two norms."""
     values = products.values
     product = values["AB"]
     precision.check_finite([product.mantissa], request.metric.name, products.dtype)
     warn_of_caveats(_model_caveats(models))
-    arithmetic = Arithmetic(highest_degree(models), products.dtype)
+    arithmetic = _arithmetic(models, products.dtype)
     if product.mantissa == 0:
         precision.check_terms(product.size, products.dtype)
         return

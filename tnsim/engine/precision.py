@@ -15,7 +15,8 @@ and the cosine c = AB / sqrt(AA BB) is off by at most
 
 to first order in u rho. The geometric mean of rho_A and rho_B would do where joint moments alone
 are read, layer over layer. Beside means, and of whole trees, it told as little as a 240th of the
-error of cosines near zero.
+error of cosines near zero. Where a side is a sum of models, multiplied out, rho is large as its
+terms cancel: they do so twice in AA and once in AB, and the geometric mean does.
 
 An exponent e of a scale that is no whole number, as weights of points make it, is off by eps |e| /
 2, so for each scale of a cosine eps |e| is added to u.
@@ -63,10 +64,12 @@ class Arithmetic(NamedTuple):
     Attributes:
         degree: Degree of the polynomials.
         dtype: Precision of the computation.
+        sums: Whether a side of a product is a sum of models, multiplied out.
     """
 
     degree: float
     dtype: str
+    sums: bool = False
 
     @property
     def rounding(self) -> float:
@@ -157,7 +160,8 @@ def cosine(product: ScaledSum, bra: ScaledSum, ket: ScaledSum, arithmetic: Arith
     # zero is rounding alone.
     magnified = [xp.where(x.mantissa > 0, x.size / x.mantissa, xp.inf) for x in (bra, ket)]
     # The bound of the error of AB, in units of u sqrt(AA BB)
-    direct = xp.maximum(product.size * factor, of_pair(*magnified))
+    between = xp.sqrt(magnified[0] * magnified[1]) if arithmetic.sums else of_pair(*magnified)
+    direct = xp.maximum(product.size * factor, between)
     # 1 / sqrt((1 - x) (1 - y)) - 1 <= (x + y) / 2 / (1 - max(x, y)) for relative errors x and y
     worst = rounding * xp.maximum(*magnified)
     left = xp.maximum(1 - worst, _EXPONENT_EPS)

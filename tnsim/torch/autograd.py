@@ -282,7 +282,9 @@ def _unclipped(products: InnerProducts, models: Two, request: Request) -> precis
 
 def _arithmetic(models: Two, dtype: str) -> precision.Arithmetic:
     """Largest degree of the polynomials and the precision, which bound the errors of rounding."""
-    return precision.Arithmetic(max(m.growth for one in models for _, m in terms(one)), dtype)
+    several = any(len(terms(one)) > 1 for one in models)
+    growth = max(m.growth for one in models for _, m in terms(one))
+    return precision.Arithmetic(growth, dtype, several)
 
 
 def _model(model: Any, metric: Metric, n_ctx: int | None, shape: tuple[int, ...]) -> Any:
