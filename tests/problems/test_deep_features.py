@@ -7,6 +7,7 @@ import cases
 import numpy as np
 import pytest
 from closeness import LARGEST, assert_close
+from forced import OF_RUNS, take
 from oracles import bilinear, dense_symmetric_product, expected_products, linear, multilinear
 from refusals import refused
 
@@ -176,6 +177,7 @@ def test_pairs_of_deep_models(rng):
 @pytest.mark.slow
 def test_vectors_too_many_to_be_kept(blocks, rng, monkeypatch):
     """They are made again, part by part, for every tile."""
+    take(monkeypatch, "features", OF_RUNS)
     some = deep(rng, 96)
     room = 2 * vectors(some, tnsim.Gaussian()).nbytes - 1
     small = tnsim.Budget(memory_bytes=room)
