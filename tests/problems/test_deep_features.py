@@ -178,7 +178,7 @@ def test_pairs_of_deep_models(rng):
 def test_vectors_too_many_to_be_kept(blocks, rng, monkeypatch):
     """They are made again, part by part, for every tile."""
     take(monkeypatch, "features", OF_RUNS)
-    some = deep(rng, 96)
+    some = deep(rng, 144)
     room = 2 * vectors(some, tnsim.Gaussian()).nbytes - 1
     small = tnsim.Budget(memory_bytes=room)
     plan = tnsim.plan_pairwise(some, budget=small)
