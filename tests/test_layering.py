@@ -45,10 +45,7 @@ PHASES = (  # of the engine, in order: a phase imports earlier phases only
     ("planner",),
 )
 CONFINED = {  # foreign package: the files that import it
-    "quimb": (
-        "analysis/figures tensor_networks/networks tensor_networks/contraction "
-        "tensor_networks/networks tensor_networks/contraction"
-    ),
+    "quimb": "analysis/figures tensor_networks/contraction tensor_networks/quimb_networks",
     "cotengra": "engine/plan engine/plan engine/search/paths",
     "matplotlib": "all_pairs/result analysis/axes analysis/axes analysis/figures torch/monitor",
     "torch": (
@@ -258,5 +255,7 @@ def test_a_package_lists_its_modules_in_their_reading_order(package):
     text = ast.get_docstring(tree_of(package))
     rows = re.findall(r"^    (\w+(?:, \w+)*) {2,}\S", text or "", re.MULTILINE)
     named = [name for row in rows for name in row.split(", ")]
-    inside = {path.stem for path in package.parent.iterdir() if not path.name.startswith("_")}
+    beside = [path for path in package.parent.iterdir() if not path.name.startswith("_")]
+    # A folder that was moved leaves what Python compiled of it.
+    inside = {path.stem for path in beside if path.is_file() or set(path.glob("[!_]*"))}
     assert sorted(named) == sorted(inside)

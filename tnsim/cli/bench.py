@@ -30,7 +30,7 @@ from tnsim.files import json_object, replacing
 from tnsim.metrics.metric import TreeSymmetric
 from tnsim.models.layers import Bilinear
 from tnsim.models.model import Model
-from tnsim.tensor_networks.networks import networks
+from tnsim.tensor_networks.quimb_networks import networks
 
 DEPTHS = (1, 2, 4, 8, 16, 32, 64)
 UNROLL_UP_TO = 6  # an unrolled network has 2^depth input legs on each side

@@ -2,8 +2,8 @@
 
 The modules in their reading order:
 
-    networks     models as tagged tree tensor networks, and inner products as closed networks
-    contraction  sums of any networks as problems of the engine
+    quimb_networks  models as tagged tree tensor networks, and inner products as closed networks
+    contraction     sums of any networks as problems of the engine
 """
 
 import lazy_loader

@@ -3,5 +3,5 @@
 from .contraction import Expression as Expression
 from .contraction import contract as contract
 from .contraction import contract_expression as contract_expression
-from .networks import network as network
-from .networks import networks as networks
+from .quimb_networks import network as network
+from .quimb_networks import networks as networks
