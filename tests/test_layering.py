@@ -46,24 +46,22 @@ PHASES = (  # of the engine, in order: a phase imports earlier phases only
 )
 CONFINED = {  # foreign package: the files that import it
     "quimb": "analysis/figures tensor_networks/contraction tensor_networks/quimb_networks",
-    "cotengra": "engine/plan engine/plan engine/search/paths",
-    "matplotlib": "all_pairs/result analysis/axes analysis/axes analysis/figures torch/monitor",
+    "cotengra": "engine/plan engine/search/paths",
+    "matplotlib": "all_pairs/result analysis/axes analysis/figures torch/monitor",
     "torch": (
         "checkpoints/formats checkpoints/graphs checkpoints/module_calls "
-        "localise/switched_weights models/functions torch/__init__ torch/autograd "
-        "torch/autograd"
+        "localise/switched_weights models/functions torch/__init__ torch/autograd"
     ),
     "safetensors": "checkpoints/formats checkpoints/native metrics/finite_measures",
     "scipy": (
         "activations/activation activations/normal all_pairs/heads analysis/axes "
-        "analysis/reading checkpoints/entrywise metrics/metric metrics/input_moments "
+        "analysis/reading checkpoints/entrywise metrics/input_moments metrics/metric "
         "models/matrices"
     ),
     "xarray": (
-        "all_pairs/heads all_pairs/heads all_pairs/run all_pairs/result "
-        "analysis/baselines analysis/reading analysis/figures analysis/hidden_states "
-        "analysis/matrices analysis/reading analysis/report analysis/reading "
-        "localise/change localise/differences torch/monitor"
+        "all_pairs/heads all_pairs/result all_pairs/run analysis/baselines "
+        "analysis/figures analysis/hidden_states analysis/matrices analysis/reading "
+        "analysis/report localise/change localise/differences torch/monitor"
     ),
     "distributed": "cli/pairwise",
     "pyarrow": "all_pairs/result",
