@@ -11,7 +11,7 @@ import numpy as np
 import sums
 
 import tnsim
-import tnsim.compare.estimates
+import tnsim.compare.request
 from tnsim.cli.bench import hand_written, random_stack
 from tnsim.engine.runtime.execution import precision, seconds_of, tier_in_use
 from tnsim.engine.runtime.gradients import pulled_back
@@ -106,7 +106,7 @@ def similarity(models: list[tnsim.Model], metric: Any, dtype: str) -> Work:
     )
 
 
-def _planned(estimate: tnsim.compare.estimates.Estimate) -> Planned:
+def _planned(estimate: tnsim.compare.request.Estimate) -> Planned:
     if estimate.contraction is not None:
         return _of_contraction(estimate.contraction)
     return Planned(estimate.multiplications, estimate.peak_bytes, estimate.seconds)

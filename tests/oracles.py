@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 import tnsim
-import tnsim.models.matrices
+import tnsim.models.arrays
 
 
 def bilinear(rng, d_in, rank, d_out, biases=False):
@@ -41,7 +41,7 @@ def thinned(rng, layer):
             return array
         kept = rng.random(array.shape) < 0.4
         kept[np.arange(len(array)), rng.integers(array.shape[1], size=len(array))] = True
-        return tnsim.models.matrices.SparseMatrix.of(array * kept)
+        return tnsim.models.arrays.SparseMatrix.of(array * kept)
 
     return jax.tree.map(thin, layer)
 

@@ -56,7 +56,7 @@ CONFINED = {  # foreign package: the files that import it
     "scipy": (
         "activations/activation activations/normal all_pairs/heads analysis/axes "
         "analysis/reading checkpoints/entrywise metrics/input_moments metrics/metric "
-        "models/matrices"
+        "models/arrays"
     ),
     "xarray": (
         "all_pairs/heads all_pairs/result all_pairs/run analysis/baselines "

@@ -24,7 +24,7 @@ from refusals import refused
 from sample_runs import blocks
 
 import tnsim
-import tnsim.compare.estimates
+import tnsim.compare.request
 import tnsim.metrics.protocol
 from tnsim.all_pairs.sources import metric_parameters
 from tnsim.metrics.metric import METRICS as known_metrics
@@ -116,7 +116,7 @@ def test_an_estimate_answers_by_any_route(rng):
     for metric in (tnsim.TreeSymmetric(), tnsim.Empirical(rng.normal(size=(5, 3)))):
         for cosine in (False, True):
             plan = tnsim.plan(a, b, metric, cosine=cosine)
-            assert isinstance(plan, tnsim.compare.estimates.Estimate) and plan.routes == (plan,)
+            assert isinstance(plan, tnsim.compare.request.Estimate) and plan.routes == (plan,)
             assert plan.outputs == (("AA", "AB", "BB") if cosine else ("AB",))
             assert plan.metric == metric.name and plan.exact and plan.dtype == "float64"
             assert plan.multiplications > 0 and plan.peak_bytes > 0 and 0 < plan.seconds < 1

@@ -9,7 +9,7 @@ from refusals import refused
 import tnsim
 from tnsim.checkpoints import affine_values
 from tnsim.checkpoints.affine_values import LinearMap, pattern_of
-from tnsim.models.matrices import SparseMatrix, is_sparse, written_out
+from tnsim.models.arrays import SparseMatrix, is_sparse, written_out
 
 torch = pytest.importorskip("torch")
 from module_cases import Module, assert_same  # noqa: E402

@@ -9,7 +9,7 @@ from closeness import assert_close
 from oracles import bilinear, linear
 
 import tnsim
-import tnsim.models.matrices
+import tnsim.models.arrays
 from tnsim.compare import by_plans, by_points
 from tnsim.problems.polynomial_space import PolynomialSpace
 
@@ -41,9 +41,7 @@ def test_a_copy_keeps_its_coefficient(sparse, features, rng):
     """Equal weights are one model, of which each side may be another multiple."""
     weights = [rng.normal(size=shape) for shape in ((6, 4), (6, 4), (3, 6))]
     layers = [
-        tnsim.Bilinear(
-            *(tnsim.models.matrices.SparseMatrix.of(w) if sparse else w for w in weights)
-        )
+        tnsim.Bilinear(*(tnsim.models.arrays.SparseMatrix.of(w) if sparse else w for w in weights))
     ]
     if not sparse:
         layers.append(bilinear(rng, 3, 2, 2, True))

@@ -446,7 +446,7 @@ def test_means_of_sparse_layers():
     legs = [rng.normal(size=band.shape) * band for _ in range(2)]
     legs[1] = legs[1] + legs[0]
     down = rng.normal(size=(3, 40))
-    sparse = [tnsim.models.matrices.SparseMatrix.of(leg) for leg in legs]
+    sparse = [tnsim.models.arrays.SparseMatrix.of(leg) for leg in legs]
     model = tnsim.Model([tnsim.Bilinear(*sparse, down)])
     forms = np.einsum("oh,hi,hj->oij", down, *legs)
     forms = (forms + forms.transpose(0, 2, 1)) / 2

@@ -15,7 +15,7 @@ from refusals import refused
 from sequence_oracles import attention
 
 import tnsim
-from tnsim.models.matrices import SparseMatrix
+from tnsim.models.arrays import SparseMatrix
 from tnsim.models.scaling import scaled
 
 LAWS = settings(max_examples=6)

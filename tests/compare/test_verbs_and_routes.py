@@ -19,7 +19,7 @@ from oracles import (
 )
 
 import tnsim
-import tnsim.models.matrices
+import tnsim.models.arrays
 from tnsim.compare import routes
 from tnsim.compare.request import CROSS, Question
 from tnsim.problems import receptive_fields
@@ -31,9 +31,9 @@ def sparse(rng, biases=False):
     """Units that read two neighbouring inputs each."""
     bands = [np.eye(D)[:2] * rng.normal(size=(2, D)) + np.eye(D)[1:] * rng.normal() for _ in "lr"]
     bias = rng.normal(size=(3, 2)) if biases else ()
-    legs = [tnsim.models.matrices.SparseMatrix.of(matrix) for matrix in bands]
+    legs = [tnsim.models.arrays.SparseMatrix.of(matrix) for matrix in bands]
     return tnsim.Bilinear(
-        *legs, tnsim.models.matrices.SparseMatrix.of(rng.normal(size=(2, 2))), *bias
+        *legs, tnsim.models.arrays.SparseMatrix.of(rng.normal(size=(2, 2))), *bias
     )
 
 

@@ -20,7 +20,7 @@ from test_paths import scrambled
 
 import tnsim
 import tnsim.models.components
-from tnsim.localise import slopes
+from tnsim.localise import switched_models
 from tnsim.models.model import Origin
 
 
@@ -106,7 +106,7 @@ def test_gradients_answer_where_sums_of_models_are_too_long(rng, monkeypatch):
     a, b = (tnsim.Model([oracle.mlp(rng, 2, 2, biases=False)]) for _ in range(2))
     found = tnsim.change(a, b, by="unit")
     matrix = found.matrix
-    monkeypatch.setattr(slopes, "_MOST_MODELS", 0)
+    monkeypatch.setattr(switched_models, "_MOST_MODELS", 0)
     planned = tnsim.change(a, b, by="unit")
     assert_close(planned.share, found.share, scale=LARGEST, rtol=1e-12)
     assert_close(planned.matrix, matrix, scale=LARGEST, rtol=1e-12)

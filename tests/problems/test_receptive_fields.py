@@ -8,8 +8,8 @@ from oracles import moments_of, quadrature
 from refusals import refused
 
 import tnsim
-import tnsim.models.matrices
-from tnsim.models.matrices import Columns
+import tnsim.models.arrays
+from tnsim.models.arrays import Columns
 from tnsim.models.model import with_dense_matrices
 from tnsim.problems import receptive_fields
 
@@ -51,7 +51,7 @@ def network(rng, channels=2, size=5, kernels=(3, 2), biases=False, padding=0, sk
         of_units = [np.repeat(rng.normal(size=channels), size**2) for _ in "lr"] if biases else []
         bias = [*of_units, rng.normal(size=len(down))] if biases else []
         layer = tnsim.Bilinear(
-            *map(tnsim.models.matrices.SparseMatrix.of, (left, right, down)), *bias
+            *map(tnsim.models.arrays.SparseMatrix.of, (left, right, down)), *bias
         )
         layers.append(layer if skip is None or not n else tnsim.Residual(layer, skip, 0.4))
     readout = rng.normal(size=(2, layers[-1].d_out))
@@ -108,7 +108,7 @@ def test_networks_of_other_forms(rng):
     blind = jax.tree.map(np.zeros_like, network(rng, kernels=(3,), biases=True).layers[0])
     blind = tnsim.Bilinear(
         *(
-            tnsim.models.matrices.SparseMatrix.of(np.zeros(m.shape))
+            tnsim.models.arrays.SparseMatrix.of(np.zeros(m.shape))
             for m in (blind.left, blind.right)
         ),
         np.ones((2, blind.rank)),
@@ -134,7 +134,7 @@ def holed(rng, rows, columns):
     kept = rng.random((rows, columns)) < rng.choice([0.2, 0.6])
     kept[rng.random(rows) < 0.4] = False
     kept[:, rng.random(columns) < 0.3] = False
-    return tnsim.models.matrices.SparseMatrix.of(rng.normal(size=(rows, columns)) * kept)
+    return tnsim.models.arrays.SparseMatrix.of(rng.normal(size=(rows, columns)) * kept)
 
 
 def holed_model(rng, width):
@@ -197,7 +197,7 @@ def test_laws(rng):
     def moved(model):
         first = model.layers[0]
         legs = [
-            tnsim.models.matrices.SparseMatrix.of(np.asarray(w)[:, order])
+            tnsim.models.arrays.SparseMatrix.of(np.asarray(w)[:, order])
             for w in (first.left, first.right)
         ]
         rest = first.down, first.left_bias, first.right_bias, first.down_bias
@@ -307,7 +307,7 @@ def test_beyond_the_budget(rng):
     with refused("where pixels are independent", tnsim.TooLarge):
         tnsim.similarity(a, b, correlated, budget=tnsim.Budget(multiplications=1000))
     rows = np.arange(2**14)[:, None]
-    eye = tnsim.models.matrices.SparseMatrix(np.ones(rows.shape), Columns(rows, 2**14))
+    eye = tnsim.models.arrays.SparseMatrix(np.ones(rows.shape), Columns(rows, 2**14))
     wide = tnsim.Model([tnsim.Bilinear(eye, eye, eye)])
     assert wide(np.full(2**14, 3.0))[5] == 9.0
     with refused(r"written out, 2\.0 GiB", tnsim.TooLarge):
@@ -321,7 +321,7 @@ def test_rows_of_zeros_below_a_sparse_output(rng):
     """Rows of zeros take the unit of what reads them, on forward passes as in the sum by hand."""
     left, right, down, x = (rng.normal(size=shape) for shape in [(3, 4), (3, 4), (2, 3), (9, 4)])
     left[1], down[0, 2] = 0.0, 0.0
-    sparse = tnsim.models.matrices.SparseMatrix.of(down)
+    sparse = tnsim.models.arrays.SparseMatrix.of(down)
     model = tnsim.Model([tnsim.Bilinear(left, right, sparse)])
     outputs = (x @ left.T * (x @ right.T)) @ down.T
     metric = tnsim.Empirical(x)
@@ -333,7 +333,7 @@ def test_values_and_inputs_are_of_either_library(library, rng):
     values, columns = np.array([[1.0, 2.0], [3.0, 0.0]]), Columns([[0, 2], [1, -1]], 3)
     x = rng.normal(size=(4, 3))
     with jax.enable_x64(True):
-        layer = tnsim.Linear(tnsim.models.matrices.SparseMatrix(library(values), columns))
+        layer = tnsim.Linear(tnsim.models.arrays.SparseMatrix(library(values), columns))
         for inputs in (x, jax.numpy.asarray(x)):
             assert_close(layer(inputs), x[:, :2] * [1, 3] + x[:, 2:] * [2, 0], scale=1.0)
 
@@ -357,7 +357,7 @@ def test_columns_are_whole_numbers():
 )
 def test_damaged_matrices_are_refused(values, columns, message):
     with refused(message):
-        tnsim.models.matrices.SparseMatrix(values, Columns(columns, 3))
+        tnsim.models.arrays.SparseMatrix(values, Columns(columns, 3))
 
 
 @pytest.mark.full

@@ -33,8 +33,7 @@ from tnsim.all_pairs.ways import (
     Sizes,
 )
 from tnsim.compare.by_plans import AROUND, PREPARING, Contractions, affordable, mean_in_units
-from tnsim.compare.estimates import Estimate
-from tnsim.compare.request import CROSS, SELF, Question
+from tnsim.compare.request import CROSS, SELF, Estimate, Question
 from tnsim.engine.hoisting import COMPILING, ONE, Share, Shares, shares, uncut
 from tnsim.engine.ir.problem import ITEM_BYTES
 from tnsim.engine.plan import Plan

@@ -26,8 +26,13 @@ from tnsim.all_pairs.store import FORMAT
 from tnsim.all_pairs.ways import Job, Models, PairSetting, RouteOfRun, memory, summary, tiles_of
 from tnsim.circuits.parts import PartSeries
 from tnsim.compare.by_points import Rows, points_of, what_is_read
-from tnsim.compare.estimates import Estimate
-from tnsim.compare.request import check_comparison, estimated, highest_degree, may_estimate
+from tnsim.compare.request import (
+    Estimate,
+    check_comparison,
+    estimated,
+    highest_degree,
+    may_estimate,
+)
 from tnsim.compare.routes import Ways, from_table, weighed
 from tnsim.engine.planner import Budget
 from tnsim.engine.precision import Arithmetic

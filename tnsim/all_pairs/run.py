@@ -40,8 +40,7 @@ from tnsim.checkpoints.given import check_chooses, given_models, is_path_or_path
 from tnsim.checkpoints.load import Series
 from tnsim.circuits.parts import PartSeries, SeriesParts
 from tnsim.circuits.standard_parts import KINDS, PartName
-from tnsim.compare.estimates import Estimate
-from tnsim.compare.request import estimated, may_estimate, shape_of
+from tnsim.compare.request import Estimate, estimated, may_estimate, shape_of
 from tnsim.engine import precision
 from tnsim.engine.ir.problem import dtype_name
 from tnsim.engine.planner import Budget

@@ -44,9 +44,8 @@ from tnsim.compare import by_features, by_kernels
 from tnsim.compare.by_features import Vectors
 from tnsim.compare.by_kernels import Kernels, prepared_under
 from tnsim.compare.by_points import AtPoints, are_inputs, route_name
-from tnsim.compare.estimates import Estimate
 from tnsim.compare.numbers import cosine_error
-from tnsim.compare.request import CROSS, Question, summands
+from tnsim.compare.request import CROSS, Estimate, Question, summands
 from tnsim.engine.planner import Budget
 from tnsim.engine.runtime import execution
 from tnsim.errors import TooLarge

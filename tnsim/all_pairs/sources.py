@@ -31,9 +31,9 @@ from tnsim.metrics.finite_measures import StoredInputs
 from tnsim.metrics.metric import Gaussian
 from tnsim.metrics.protocol import Metric, adds_up, points_for
 from tnsim.metrics.protocol import Reading as InputsRead
+from tnsim.models.arrays import SparseMatrix
 from tnsim.models.differences import by_differences
 from tnsim.models.functions import Function
-from tnsim.models.matrices import SparseMatrix
 from tnsim.models.model import Combination, Model, caveats, check_numbers, check_untraced, terms
 from tnsim.options import is_list
 from tnsim.problems.layer_kinds import Kinds, kinds

@@ -36,8 +36,7 @@ from jaxtyping import Float, Int
 
 from tnsim.all_pairs.sources import Entry
 from tnsim.compare.by_points import Rows
-from tnsim.compare.estimates import Estimate, Tiles
-from tnsim.compare.request import CROSS, Question, is_exact
+from tnsim.compare.request import CROSS, Estimate, Question, Tiles, is_exact
 from tnsim.compare.routes import Weighed
 from tnsim.engine import precision
 from tnsim.engine.ir.problem import ITEM_BYTES

@@ -2,12 +2,12 @@
 
 The modules in their reading order:
 
-    matrices             a result, one of its matrices or an array, as a checked matrix
-    reading              phases, embeddings, agreement of two matrices, and first answers in words
-    measures, baselines  other measures of the same models
-    hidden_states        layers of two networks
-    axes, figures        matplotlib: where, the six drawings, and the figures
-    report, page         a page to read a run by, and its scripts
+    matrices       a result, one of its matrices or an array, as a checked matrix
+    reading        phases, embeddings, agreement of two matrices, and first answers in words
+    baselines      other measures of the same models
+    hidden_states  layers of two networks
+    axes, figures  matplotlib: where, the six drawings, and the figures
+    report, page   a page to read a run by, and its scripts
 """
 
 import lazy_loader

@@ -13,6 +13,9 @@ finite is refused; a NaN is never returned.
 
 *Weights.* The cosines of weights need no data, but models of equal structure; a permutation of
 hidden units changes them.
+
+*Mathematics.* First stand the functions from outputs or weights as plain arrays to K x K arrays,
+which know neither models nor labels: a model is the number of its array.
 """
 
 from __future__ import annotations
@@ -23,18 +26,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
-from tnsim.analysis import measures
 from tnsim.analysis.matrices import of_models
 from tnsim.checkpoints.given import check_chooses, given_models
 from tnsim.errors import ModelError, TooLarge, UnsupportedLayer
 from tnsim.models import functions
-from tnsim.models.arrays import detached, host_array
+from tnsim.models.arrays import bias_name, detached, host_array
 from tnsim.models.forward import as_read, is_tokens, plain_forward
 from tnsim.models.functions import Function, is_module
 from tnsim.models.layers import innermost, map_names
-from tnsim.models.matrices import bias_name
 from tnsim.models.model import (
     AnyModel,
     Model,
@@ -52,6 +53,274 @@ if TYPE_CHECKING:
     import xarray as xr
 
 
+EPS = float(np.finfo(np.float64).eps)
+_COORDINATES = 4096
+"""Coordinates that are multiplied at once."""
+
+
+BATCH = 4096
+"""Inputs per forward pass."""
+Inputs: TypeAlias = Float[np.ndarray, "n *positions in"] | int
+"""Inputs as an array, or the number of standard normal inputs to draw."""
+Models: TypeAlias = Any
+"""Models as `pairwise` takes them: a sequence, a mapping from labels to models, a series or paths;
+modules of PyTorch in their place, and plain functions where inputs are given."""
+
+
+def row_cosines(rows: Sequence[Float[np.ndarray, " size"]], zero: str) -> Float[np.ndarray, "K K"]:
+    """Cosines of all pairs of vectors.
+
+    Args:
+        rows: K vectors of equal size.
+        zero: Words of the error about a vector of zeros, after "model 3".
+
+    Returns:
+        (K, K), float64 from -1 to 1.
+
+    Raises:
+        ModelError: A vector is zero.
+
+    Example:
+        >>> import numpy as np
+        >>> row_cosines([np.array([3.0, 0.0]), np.array([3.0, 4.0])], "is zero").round(3).tolist()
+        [[1.0, 0.6], [0.6, 1.0]]
+    """
+    units = np.concatenate([directions_of(row[None]) for row in rows])
+    is_zero = ~units.any(1)
+    if is_zero.any():
+        raise ModelError(f"model {is_zero.argmax()} {zero}: its cosine with anything is undefined")
+    return np.clip(units @ units.T, -1.0, 1.0)
+
+
+def directions_of(outputs: Float[np.ndarray, "*n out"]) -> Float[np.ndarray, "rows out"]:
+    """Outputs as unit vectors, a row for every input and position; zeros stay zeros.
+
+    Args:
+        outputs: Outputs (..., d_out).
+
+    Returns:
+        (rows, d_out), float64.
+
+    Example:
+        >>> import numpy as np
+        >>> directions_of(np.array([[3.0, 4.0], [0.0, 0.0]])).tolist()
+        [[0.6, 0.8], [0.0, 0.0]]
+    """
+    rows = outputs.reshape(-1, outputs.shape[-1])
+    sizes = np.abs(rows).max(1, keepdims=True)
+    rows = rows / np.where(sizes > 0, sizes, 1.0)  # the largest entry is 1: no square overflows
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    return rows / np.where(lengths > 0, lengths, 1.0)
+
+
+def mean_cosines(models: Sequence[Float[np.ndarray, "rows out"]]) -> Float[np.ndarray, "K K"]:
+    """Mean over rows of the cosines of all pairs of models.
+
+    Args:
+        models: `directions_of` of K models on the same inputs.
+
+    Returns:
+        (K, K), float64 from -1 to 1.
+
+    Raises:
+        ModelError: A row is zero.
+
+    Example:
+        >>> import numpy as np
+        >>> mean_cosines([np.eye(2), -np.eye(2)]).tolist()
+        [[1.0, -1.0], [-1.0, 1.0]]
+    """
+    for n, rows in enumerate(models):
+        is_zero = ~rows.any(1)
+        if is_zero.any():
+            raise ModelError(
+                f"model {n} gives zero in row {is_zero.argmax()} of its outputs: "
+                "its cosine there is undefined; leave that input out"
+            )
+    flat = np.array([rows.ravel() for rows in models])
+    return np.clip(flat @ flat.T / len(models[0]), -1.0, 1.0)
+
+
+def symmetric(count: int, entry: Callable[[int, int], float]) -> Float[np.ndarray, "K K"]:
+    """A symmetric matrix from the entries of its lower triangle.
+
+    Args:
+        count: The number of rows, K.
+        entry: The value at row i and column j <= i.
+
+    Returns:
+        (K, K), float64.
+
+    Example:
+        >>> symmetric(2, lambda i, j: 10.0 * i + j).tolist()
+        [[0.0, 10.0], [10.0, 11.0]]
+    """
+    values = np.empty((count, count))
+    for i in range(count):
+        for j in range(i + 1):
+            values[i, j] = values[j, i] = entry(i, j)
+    return values
+
+
+def centred_outputs(outputs: Float[np.ndarray, "n *positions out"]) -> Float[np.ndarray, "n rank"]:
+    """Centred outputs A, a row for each input, or their kernel A A' where that is no larger.
+
+    Args:
+        outputs: Outputs for n inputs; positions are further coordinates.
+
+    Returns:
+        A, (n, coordinates), of fewer than n coordinates; A A', (n, n), of more. Float64, A in units
+        of the largest deviation from the mean; zeros where outputs are constant up to rounding.
+
+    Example:
+        >>> import numpy as np
+        >>> centred_outputs(np.array([[1.0], [2.0]])).tolist()
+        [[-1.0], [1.0]]
+        >>> centred_outputs(np.array([[1.0, 1.0], [2.0, 2.0]])).tolist()
+        [[2.0, -2.0], [-2.0, 2.0]]
+    """
+    outputs = outputs.reshape(len(outputs), -1)
+    count, coordinates = outputs.shape
+    size, spread = _size(outputs) or 1.0, 0.0
+    kernel = np.zeros((count, count))
+    # Outputs of language models are large, so some coordinates come after others:
+    # with A = (A1 A2), A A' = A1 A1' + A2 A2'.
+    step = coordinates if coordinates < count else max(count, _COORDINATES)
+    rows = np.empty((count, 0))
+    for start in range(0, coordinates, step):
+        rows = outputs[:, start : start + step] / size
+        rows -= rows.mean(0)
+        spread = max(spread, _size(rows))
+        if coordinates >= count:
+            kernel += rows @ rows.T
+    if spread < count * EPS:  # a constant: the deviations are rounding errors
+        spread = math.inf
+    return rows / spread if coordinates < count else kernel / spread**2
+
+
+def _size(outputs: Float[np.ndarray, "n out"]) -> float:
+    """Largest absolute value."""
+    return max(float(outputs.max()), -float(outputs.min()))
+
+
+def hsic_of(
+    centred_outputs: Sequence[Float[np.ndarray, "n rank"]], debiased: bool
+) -> Float[np.ndarray, "K K"]:
+    """Hilbert-Schmidt independence criterion of all pairs, for linear kernels.
+
+    Args:
+        centred_outputs: Outputs of K models on the same n inputs, see the function of this name;
+            n is at least 4 if debiased.
+        debiased: Whether to give the unbiased estimator, which may be negative.
+
+    Returns:
+        (K, K), float64, up to a factor per model and a common factor, which CKA divides out.
+
+    Raises:
+        ModelError: The outputs of a model are constant.
+
+    Example:
+        >>> import numpy as np
+        >>> x = np.array([[-1.0], [-1.0], [1.0], [1.0]])
+        >>> y = np.array([[-1.0], [1.0], [-1.0], [1.0]])
+        >>> hsic_of([x, y], debiased=False).round(3).tolist()
+        [[1.0, 0.0], [0.0, 1.0]]
+
+    Source:
+        Song et al. 2012, "Feature selection via dependence maximization", equation 5.
+    """
+    are_kernels = [x.shape[1] == len(x) for x in centred_outputs]
+    each = list(zip(centred_outputs, are_kernels, strict=True))
+    diagonals = np.array([x.diagonal() if whole else np.square(x).sum(1) for x, whole in each])
+    largest_entries = diagonals.max(1)
+    if (largest_entries == 0).any():
+        raise ModelError(
+            f"model {np.argmin(largest_entries)} gives the same output for all inputs: "
+            "its CKA with anything is undefined"
+        )
+    traces = diagonals.sum(1, keepdims=True)
+    # With K = A A' and L = B B', tr K L = |A' B|^2. Kernels take n^2 multiplications for a pair.
+    if any(are_kernels):
+        kernels = [x if whole else x @ x.T for x, whole in each]
+        biased = symmetric(len(kernels), lambda i, j: float(np.vdot(kernels[i], kernels[j])))
+    else:
+        biased = symmetric(
+            len(each), lambda i, j: float(np.square(each[i][0].T @ each[j][0]).sum())
+        )
+    # Divided by the traces afterwards, as scaled outputs would be in memory a second time.
+    biased = biased / traces / traces.T
+    if not debiased:
+        return biased
+    # The unbiased estimator leaves out the diagonals k and l. With K~ = K - diag k and L~ =
+    # L - diag l it is, times n (n - 3),
+    #
+    #     tr K~ L~  +  1'K~1 1'L~1 / ((n-1)(n-2))  -  2 1'K~ L~1 / (n-2).
+    #
+    # A constant added to the outputs adds u 1' + 1 u' to the kernel, and the estimator maps such a
+    # term to zero; so the outputs may be centred, and K 1 = 0. Then K~1 = -k, 1'K~1 = -tr K and
+    # tr K~ L~ = tr K L - k.l, and the estimator becomes
+    #
+    #     tr K L  +  tr K tr L / ((n-1)(n-2))  -  n k.l / (n-2).
+    #
+    # The outputs are scaled so that tr K = tr L = 1.
+    n = diagonals.shape[1]
+    diagonals = diagonals / traces
+    return biased + (1 / ((n - 1) * (n - 2)) - n / (n - 2) * diagonals @ diagonals.T)
+
+
+def softmax(outputs: Float[np.ndarray, "*n out"]) -> Float[np.ndarray, "*n out"]:
+    """Probabilities `exp(y_i) / sum_j exp(y_j)`, over the last axis.
+
+    Args:
+        outputs: Logits (..., d_out).
+
+    Returns:
+        Probabilities (..., d_out), float64.
+
+    Example:
+        >>> import numpy as np
+        >>> softmax(np.array([1000.0, 1000.0])).tolist()
+        [0.5, 0.5]
+    """
+    # The largest exponent is 0, so that nothing overflows.
+    weights = np.exp(outputs - outputs.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True)
+
+
+def entropy(p: Float[np.ndarray, "*n out"]) -> Float[np.ndarray, "*n"]:
+    """Shannon entropy `-sum_i p_i log p_i`, with 0 log 0 = 0.
+
+    Args:
+        p: Probabilities (..., d_out).
+
+    Returns:
+        (...), float64 in nats.
+
+    Example:
+        >>> import numpy as np
+        >>> entropy(np.array([0.5, 0.5, 0.0])).round(3).item()
+        0.693
+    """
+    return -(p * np.log(np.where(p > 0, p, 1.0))).sum(-1)
+
+
+def largest(outputs: Float[np.ndarray, "*n out"]) -> Int[np.ndarray, "*n"]:
+    """Place of the largest output; of equal outputs, the first.
+
+    Args:
+        outputs: Outputs (..., d_out).
+
+    Returns:
+        (...), integers from 0.
+
+    Example:
+        >>> import numpy as np
+        >>> largest(np.array([0.0, 2.0, 2.0])).item()
+        1
+    """
+    return outputs.argmax(-1)
+
+
 __all__ = [
     "agreement",
     "cka",
@@ -61,14 +330,6 @@ __all__ = [
     "weight_cosine",
     "weight_slices",
 ]
-
-BATCH = 4096
-"""Inputs per forward pass."""
-Inputs: TypeAlias = Float[np.ndarray, "n *positions in"] | int
-"""Inputs as an array, or the number of standard normal inputs to draw."""
-Models: TypeAlias = Any
-"""Models as `pairwise` takes them: a sequence, a mapping from labels to models, a series or paths;
-modules of PyTorch in their place, and plain functions where inputs are given."""
 
 
 def outputs_of(
@@ -316,7 +577,7 @@ def weight_cosine(models: Models, *, names: Sequence[int | str] | None = None) -
         "formula": "<w_a, w_b> / |w_a||w_b|",
         "invariant_to": "a factor on all weights; skip and scale of residuals",
     }
-    cosines = measures.cosines(rows, "has zero weights only")
+    cosines = row_cosines(rows, "has zero weights only")
     return of_models(read, names, "weight_cosine", cosines, about)
 
 
@@ -353,7 +614,7 @@ def weight_slices(models: Models, *, names: Sequence[int | str] | None = None) -
     models = given_models(models)
     last = list(map(_output_rows, _of_one_structure(models)))
     slices = [
-        measures.cosines(rows, f"writes output {output} with zero weights only")
+        row_cosines(rows, f"writes output {output} with zero weights only")
         for output, rows in enumerate(zip(*last, strict=True))
     ]
     about = {
@@ -478,7 +739,7 @@ def output_cosine(
         "formula": "sum <A(x), B(x)> / sqrt(sum |A(x)|^2 sum |B(x)|^2)",
         "invariant_to": "a factor on the outputs",
     }
-    cosines = measures.cosines(outputs, "gives zero on all inputs")
+    cosines = row_cosines(outputs, "gives zero on all inputs")
     return of_models(models, names, "output_cosine", cosines, about)
 
 
@@ -523,12 +784,12 @@ def mean_cosine(
     Source:
         The paper's behavioural similarity, section 3.3, as its published code computes it.
     """
-    models, directions, about = outputs_of(models, inputs, seed, measures.directions, output)
+    models, directions, about = outputs_of(models, inputs, seed, directions_of, output)
     about |= {
         "formula": "mean of <A(x), B(x)> / |A(x)||B(x)|",
         "invariant_to": "a factor on the output of every input",
     }
-    cosines = measures.mean_cosines(directions)
+    cosines = mean_cosines(directions)
     return of_models(models, names, "mean_cosine", cosines, about)
 
 
@@ -578,17 +839,17 @@ def cka(
         2012, "Feature selection via dependence maximization", equation 5.
     """
     models, centred, about = outputs_of(
-        models, inputs, seed, measures.centred, output, one_width=False
+        models, inputs, seed, centred_outputs, output, one_width=False
     )
     if about["samples"] < 4:
         raise ModelError(
             "CKA needs at least 4 inputs (the unbiased HSIC divides by n - 3), "
             f"found {about['samples']}"
         )
-    hsic = measures.hsic(centred, debiased)
+    hsic = hsic_of(centred, debiased)
     own = np.diag(hsic).copy()
     # The unbiased estimator may be zero or below for few inputs, and a root of it is no norm.
-    if (own <= about["samples"] * measures.EPS).any():
+    if (own <= about["samples"] * EPS).any():
         raise ModelError(
             f"the debiased HSIC of model {np.argmin(own)} with itself vanishes on these inputs; "
             "give more of them"
@@ -639,11 +900,11 @@ def js_divergence(
     Source:
         Lin 1991, "Divergence measures based on the Shannon entropy".
     """
-    models, predictions, about = outputs_of(models, inputs, seed, measures.softmax, output)
-    entropies = list(map(measures.entropy, predictions))
+    models, predictions, about = outputs_of(models, inputs, seed, softmax, output)
+    entropies = list(map(entropy, predictions))
 
     def divergence(i: int, j: int) -> float:
-        mixed = measures.entropy((predictions[i] + predictions[j]) / 2)
+        mixed = entropy((predictions[i] + predictions[j]) / 2)
         per_input = mixed - (entropies[i] + entropies[j]) / 2
         # Rounding may leave the range from 0 to ln 2.
         return float(np.clip(per_input, 0, np.log(2)).mean())
@@ -653,7 +914,7 @@ def js_divergence(
         "units": "nats",
         "invariant_to": "a constant added to all outputs of an input",
     }
-    values = measures.symmetric(len(predictions), divergence)
+    values = symmetric(len(predictions), divergence)
     return of_models(models, names, "js_divergence", values, about)
 
 
@@ -693,7 +954,7 @@ def agreement(
         >>> agreement([a, b], np.array([[1.0, 0.0], [0.0, 1.0]])).values.tolist()
         [[1.0, 0.5], [0.5, 1.0]]
     """
-    models, choices, about = outputs_of(models, inputs, seed, measures.largest, output)
+    models, choices, about = outputs_of(models, inputs, seed, largest, output)
     about |= {
         "formula": "mean of argmax A(x) = argmax B(x)",
         "invariant_to": "anything that keeps the largest output of every input",
@@ -702,4 +963,4 @@ def agreement(
     def share(i: int, j: int) -> float:
         return float((choices[i] == choices[j]).mean())
 
-    return of_models(models, names, "agreement", measures.symmetric(len(choices), share), about)
+    return of_models(models, names, "agreement", symmetric(len(choices), share), about)

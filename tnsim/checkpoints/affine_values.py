@@ -40,8 +40,7 @@ from jaxtyping import Bool, Float, Int
 
 from tnsim.checkpoints.operations import KEEP_ORDER, Operation
 from tnsim.errors import TooLarge
-from tnsim.models.arrays import requires_grad
-from tnsim.models.matrices import Columns, SparseMatrix
+from tnsim.models.arrays import Columns, SparseMatrix, requires_grad
 
 LARGEST = 2**27
 """Most numbers of a matrix that is stored, 1 GiB in float64."""

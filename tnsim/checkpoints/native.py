@@ -23,7 +23,7 @@ from tnsim.errors import (
     refusing,
 )
 from tnsim.files import Kind, replacing
-from tnsim.models.arrays import host_array, rename_errors
+from tnsim.models.arrays import Columns, SparseMatrix, bias_name, host_array, rename_errors
 from tnsim.models.layers import (
     Attention,
     Bilinear,
@@ -35,7 +35,6 @@ from tnsim.models.layers import (
     Residual,
     map_names,
 )
-from tnsim.models.matrices import Columns, SparseMatrix, bias_name
 from tnsim.models.model import Model, Origin, check_numbers, check_untraced
 from tnsim.options import checked
 

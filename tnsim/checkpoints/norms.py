@@ -18,9 +18,8 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.errors import ModelError
-from tnsim.models.arrays import Array, add, host_array
+from tnsim.models.arrays import Array, add, bias_name, host_array
 from tnsim.models.layers import Layer, Multilinear, Residual, map_names
-from tnsim.models.matrices import bias_name
 from tnsim.models.model import Model
 
 

@@ -53,9 +53,8 @@ from tnsim.checkpoints.unit_rows import (
     written_out,
 )
 from tnsim.errors import TooLarge, UnsupportedLayer
-from tnsim.models.arrays import requires_grad
+from tnsim.models.arrays import SparseMatrix, requires_grad
 from tnsim.models.layers import Bilinear, Elementwise, Gated, Linear, Multilinear, Residual
-from tnsim.models.matrices import SparseMatrix
 
 MIXED = (
     "the forward pass puts numbers of several positions of a sequence together, and layers act on "

@@ -13,8 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from tnsim.checkpoints.affine_values import FEWEST, FILLED, LARGEST, Library, check_stored, fixed
-from tnsim.models.arrays import requires_grad
-from tnsim.models.matrices import Columns, SparseMatrix
+from tnsim.models.arrays import Columns, SparseMatrix, requires_grad
 
 NEGLIGIBLE = 1e-13
 """Singular values below this part of the largest are rounding."""

@@ -19,6 +19,7 @@ from tnsim.activations.activation import Activation, activation
 from tnsim.checkpoints.norms import Norm
 from tnsim.circuits.transformer import Affine, Transformer, key_turns
 from tnsim.errors import ModelError, UnsupportedLayer, printable
+from tnsim.models.arrays import bias_name
 from tnsim.models.layers import (
     Attention,
     Bilinear,
@@ -30,7 +31,6 @@ from tnsim.models.layers import (
     innermost,
     residual_rule,
 )
-from tnsim.models.matrices import bias_name
 from tnsim.models.model import Model, Origin
 from tnsim.options import is_list
 

@@ -41,8 +41,8 @@ from tnsim.errors import ModelError, TnsimError, printable
 from tnsim.tables import guarantee
 
 if TYPE_CHECKING:
-    from tnsim.compare.estimates import Estimate
     from tnsim.compare.numbers import Number
+    from tnsim.compare.request import Estimate
     from tnsim.compare.similarity import Check
     from tnsim.models.model import Model, Origin
 

@@ -19,9 +19,16 @@ from typing import Any
 
 import numpy as np
 
-from tnsim.compare.estimates import Estimate, check_affordable
 from tnsim.compare.operands import in_units
-from tnsim.compare.request import InnerProducts, Question, Request, is_exact, smaller_share
+from tnsim.compare.request import (
+    Estimate,
+    InnerProducts,
+    Question,
+    Request,
+    check_affordable,
+    is_exact,
+    smaller_share,
+)
 from tnsim.engine.ir.problem import ITEM_BYTES
 from tnsim.engine.planner import Budget
 from tnsim.long_work import announced

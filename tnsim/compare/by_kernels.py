@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tnsim.compare.estimates import Estimate, check_affordable
 from tnsim.compare.operands import (
     Places,
     SumOfModels,
@@ -30,7 +29,16 @@ from tnsim.compare.operands import (
     scaled_sum,
     total_bytes,
 )
-from tnsim.compare.request import CROSS, InnerProducts, Question, Request, is_exact, smaller_share
+from tnsim.compare.request import (
+    CROSS,
+    Estimate,
+    InnerProducts,
+    Question,
+    Request,
+    check_affordable,
+    is_exact,
+    smaller_share,
+)
 from tnsim.engine.costs import PROGRAM_BYTES
 from tnsim.engine.ir.problem import ITEM_BYTES
 from tnsim.engine.planner import Budget

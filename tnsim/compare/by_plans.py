@@ -20,7 +20,6 @@ import jax
 import numpy as np
 
 from tnsim.compare.by_features import by_vectors
-from tnsim.compare.estimates import Estimate
 from tnsim.compare.operands import (
     Places,
     content,
@@ -32,7 +31,15 @@ from tnsim.compare.operands import (
     placed_weights,
     scaled_sum,
 )
-from tnsim.compare.request import CROSS, SELF, InnerProducts, Question, Request, smaller_share
+from tnsim.compare.request import (
+    CROSS,
+    SELF,
+    Estimate,
+    InnerProducts,
+    Question,
+    Request,
+    smaller_share,
+)
 from tnsim.engine import precision
 from tnsim.engine.costs import USUAL
 from tnsim.engine.ir.problem import ITEM_BYTES

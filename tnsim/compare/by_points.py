@@ -18,12 +18,13 @@ from typing import TypeAlias
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.compare.estimates import Estimate, count_text
 from tnsim.compare.request import (
     Comparable,
+    Estimate,
     InnerProducts,
     Question,
     Request,
+    count_text,
     is_exact,
     smaller_share,
     summands,

@@ -28,10 +28,10 @@ from tnsim.compare.by_features import Vectors, space_of
 from tnsim.compare.by_kernels import Kernels
 from tnsim.compare.by_plans import Contractions, same_weights
 from tnsim.compare.by_points import AtPoints, points_of
-from tnsim.compare.estimates import Estimate
 from tnsim.compare.operands import apart_by_precision, is_known_constant
 from tnsim.compare.request import (
     Comparable,
+    Estimate,
     InnerProducts,
     Question,
     Request,
@@ -43,9 +43,8 @@ from tnsim.engine.search.routes import BeyondLimit
 from tnsim.errors import TooLarge
 from tnsim.long_work import seconds_text
 from tnsim.metrics.protocol import Metric, Points, adds_up
-from tnsim.models.arrays import is_traced
+from tnsim.models.arrays import is_traced, written_out
 from tnsim.models.differences import by_differences
-from tnsim.models.matrices import written_out
 from tnsim.models.model import AnyModel, Model
 from tnsim.problems.features import FeatureSpace
 from tnsim.problems.hidden_units import has_kernels

@@ -23,19 +23,20 @@ from numpy.typing import DTypeLike
 from tnsim.compare import numbers
 from tnsim.compare.by_points import reading_of
 from tnsim.compare.centred import without_mean
-from tnsim.compare.estimates import Estimate, count_text
 from tnsim.compare.numbers import Number, Numbers, SignedLog, cosine_error
 from tnsim.compare.request import (
     ALL,
     CROSS,
     Answer,
     Comparable,
+    Estimate,
     InnerProducts,
     Question,
     Request,
     Two,
     at_numbers,
     check_comparison,
+    count_text,
     highest_degree,
     summands,
     with_metric,

@@ -2,9 +2,8 @@
 
 The modules in their reading order:
 
-    grams                inner products of many models that share layers
     paths                a model split by the components, the units or the edges of a signal's way
-    slopes               integrals of derivatives along a segment of switches
+    switched_models      inner products of models that share layers, and integrals of derivatives
     change               the difference of two networks, split by component
     change_of_functions  of polynomials, by whose functions components have
     switched_weights     networks with weights between those of two

@@ -8,7 +8,7 @@ Three numbers answer three questions about a component c:
     removed   |b - b with c of a|^2          what breaks without it
     alone     |a with c of b - a|^2          what it does by itself
 
-with delta_c after Aumann and Shapley (`slopes`). Shares sum to 1, and `delta_c` to b - a as
+with delta_c after Aumann and Shapley (`switched_models`). Shares sum to 1, and `delta_c` to b - a as
 functions; the other two add up only where components do not interact.
 """
 
@@ -46,7 +46,7 @@ from tnsim.localise.differences import (
     table_of_run,
     text_of_run,
 )
-from tnsim.localise.grams import Setting
+from tnsim.localise.switched_models import Setting
 from tnsim.metrics.finite_measures import Empirical
 from tnsim.metrics.metric import Gaussian, as_metric
 from tnsim.metrics.protocol import Metric

@@ -1,7 +1,7 @@
 """The change between two polynomials, split by whose functions a component has.
 
 Every component is interpolated as a function (`models.components`), f(0) = a and f(1) = b, and its
-part delta_c of the change is an integral along the segment between them (`slopes`).
+part delta_c of the change is an integral along the segment between them (`switched_models`).
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from tnsim.engine import precision
 from tnsim.engine.precision import Arithmetic
 from tnsim.errors import ModelError, ResultError
 from tnsim.localise.differences import Batch, Split, Unchanged
-from tnsim.localise.grams import NEAR, Setting, check_bilinear
-from tnsim.localise.slopes import (
+from tnsim.localise.switched_models import (
     MOST_NODES,
+    NEAR,
     Nodes,
+    Setting,
     SwitchedModels,
+    check_bilinear,
     exact_nodes,
     gram_of_parts,
     integral,
@@ -156,7 +158,7 @@ class FunctionsExchanged(NamedTuple):
         return Split(slopes, together / together.sum(), total, surroundings, exact)
 
     def rounding_error(self, target: float) -> float:
-        """The bound of the error that float32 leaves in results, see `slopes.rounding_error`.
+        """The bound of the error that float32 leaves in results, see `switched_models.rounding_error`.
 
         Args:
             target: Squared norm that results are relative to.

@@ -34,7 +34,7 @@ from tnsim.compare.request import check_comparison
 from tnsim.engine.runtime import execution
 from tnsim.errors import CaveatWarning, ModelError, ResultError, TnsimError, TooLarge
 from tnsim.localise.differences import Batch, Split, Unchanged
-from tnsim.localise.grams import Setting, one_less_cosine
+from tnsim.localise.switched_models import Setting, one_less_cosine
 from tnsim.localise.switched_weights import (
     Between,
     SwitchedNetwork,

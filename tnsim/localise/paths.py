@@ -59,10 +59,19 @@ from tnsim.localise.differences import (
     text_of_run,
     text_of_shares,
 )
-from tnsim.localise.grams import Gram, Setting, check_bilinear, gram
-from tnsim.localise.slopes import SwitchedModels, exact_nodes, integral, rounding_error
+from tnsim.localise.switched_models import (
+    Gram,
+    Setting,
+    SwitchedModels,
+    check_bilinear,
+    exact_nodes,
+    gram,
+    integral,
+    rounding_error,
+)
 from tnsim.metrics.metric import Gaussian, as_metric
 from tnsim.metrics.protocol import Metric
+from tnsim.models.arrays import bias_name
 from tnsim.models.components import (
     EMBED,
     Component,
@@ -77,7 +86,6 @@ from tnsim.models.components import (
 )
 from tnsim.models.forward import plain_forward
 from tnsim.models.layers import activation_of, affine_maps, innermost, residual_rule
-from tnsim.models.matrices import bias_name
 from tnsim.models.model import (
     Model,
     caveats,

@@ -30,7 +30,15 @@ from jax.core import Tracer
 from jaxtyping import Float
 
 from tnsim.errors import ModelError, UnsupportedLayer
-from tnsim.models.arrays import Array, as_array, in_float64, is_traced
+from tnsim.models.arrays import (
+    Array,
+    affine,
+    as_array,
+    bias_name,
+    in_float64,
+    is_traced,
+    written_out,
+)
 from tnsim.models.forward import Prefixes, embedded, hidden_values, outputs_of_layer
 from tnsim.models.layers import (
     Attention,
@@ -44,7 +52,6 @@ from tnsim.models.layers import (
     innermost,
     residual_rule,
 )
-from tnsim.models.matrices import affine, bias_name, written_out
 from tnsim.models.model import AnyModel, Model, check_comparable, check_numbers
 from tnsim.models.scaling import replaced
 from tnsim.options import checked

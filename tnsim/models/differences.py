@@ -36,7 +36,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.models.arrays import as_array, is_traced, requires_grad, vector
+from tnsim.models.arrays import as_array, bias_name, is_sparse, is_traced, requires_grad, vector
 from tnsim.models.layers import (
     Attention,
     Layer,
@@ -47,7 +47,6 @@ from tnsim.models.layers import (
     map_names,
     residual_rule,
 )
-from tnsim.models.matrices import bias_name, is_sparse
 from tnsim.models.model import Combination, Model, terms
 from tnsim.models.scaling import replaced
 

@@ -41,7 +41,7 @@ from jax.core import Tracer
 from jaxtyping import Float, Int
 
 from tnsim.errors import ModelError
-from tnsim.models.arrays import Array, add
+from tnsim.models.arrays import Array, add, affine, bias_name, is_sparse
 from tnsim.models.layers import (
     Attention,
     Layer,
@@ -53,7 +53,6 @@ from tnsim.models.layers import (
     map_names,
     rotated,
 )
-from tnsim.models.matrices import affine, bias_name, is_sparse
 from tnsim.models.model import Model
 from tnsim.models.scaling import Unit, replaced, scaled
 from tnsim.scaled import Scaled, larger, library, not_differentiated, shifted, split

@@ -27,17 +27,20 @@ from jaxtyping import Float
 from tnsim.activations.activation import Activation, activation, jump_relu
 from tnsim.errors import ModelError, UnsupportedLayer
 from tnsim.models.arrays import (
+    AffineMaps,
     Array,
     as_array,
+    bias_name,
     is_count,
     is_traced,
+    matrix,
     pytree,
     requires_grad,
     scalar,
     set_arrays,
     vector,
+    written_out,
 )
-from tnsim.models.matrices import AffineMaps, bias_name, matrix, written_out
 from tnsim.options import checked
 from tnsim.scaled import library
 

@@ -26,14 +26,17 @@ from jaxtyping import Float
 from tnsim.errors import CaveatWarning, ModelError, TooLarge, warn
 from tnsim.models.arrays import (
     Array,
+    bias_name,
     is_count,
     is_fixed,
+    is_sparse,
     is_traced,
     register_pytree,
     requires_grad,
     scalar,
     set_arrays,
     with_numpy,
+    written_out,
 )
 from tnsim.models.layers import (
     Attention,
@@ -46,7 +49,6 @@ from tnsim.models.layers import (
     map_names,
     with_widths,
 )
-from tnsim.models.matrices import bias_name, is_sparse, written_out
 from tnsim.options import checked, shown
 from tnsim.sessions import per_object_cache, session
 from tnsim.tables import html_table
@@ -586,7 +588,7 @@ def with_dense_matrices(model: Any) -> Any:
 
     Example:
         >>> import numpy as np, tnsim
-        >>> model = Model([tnsim.Linear(tnsim.models.matrices.SparseMatrix.of(np.eye(2)))])
+        >>> model = Model([tnsim.Linear(tnsim.models.arrays.SparseMatrix.of(np.eye(2)))])
         >>> with_dense_matrices(model).layers[0].weight.tolist()
         [[1.0, 0.0], [0.0, 1.0]]
     """

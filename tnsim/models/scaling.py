@@ -48,7 +48,15 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.activations.activation import power
-from tnsim.models.arrays import Array, is_traced, with_numpy
+from tnsim.models.arrays import (
+    Array,
+    Matrix,
+    SparseMatrix,
+    bias_name,
+    is_sparse,
+    is_traced,
+    with_numpy,
+)
 from tnsim.models.layers import (
     Attention,
     Elementwise,
@@ -60,7 +68,6 @@ from tnsim.models.layers import (
     innermost,
     residual_rule,
 )
-from tnsim.models.matrices import Matrix, SparseMatrix, bias_name, is_sparse
 from tnsim.models.model import Model
 from tnsim.scaled import Scaled, exponents_of, larger, library, shifted
 

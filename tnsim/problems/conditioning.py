@@ -60,7 +60,7 @@ from tnsim.engine.runtime.devices import one_blas_thread
 from tnsim.metrics.finite_measures import Categorical
 from tnsim.metrics.input_moments import ROUNDING_OF_COVARIANCES, marginals, root_of
 from tnsim.metrics.protocol import Metric, Points
-from tnsim.models.arrays import in_float64, is_traced
+from tnsim.models.arrays import affine, bias_name, in_float64, is_traced
 from tnsim.models.forward import (
     ScaledLayers,
     State,
@@ -73,7 +73,6 @@ from tnsim.models.forward import (
     states,
 )
 from tnsim.models.layers import Layer, Residual, affine_maps, innermost, map_names
-from tnsim.models.matrices import affine, bias_name
 from tnsim.models.model import Model, kept_with
 from tnsim.models.scaling import replaced
 from tnsim.scaled import Scaled, exponents_of, library, not_differentiated, shifted

@@ -28,10 +28,9 @@ from tnsim.activations.kernels import check_gate
 from tnsim.errors import OWN_ACTIVATION, UnsupportedLayer
 from tnsim.metrics.metric import Gaussian, GaussianClosure
 from tnsim.metrics.protocol import Metric, adds_up
-from tnsim.models.arrays import Array, add, in_float64, is_traced
+from tnsim.models.arrays import Array, add, bias_name, in_float64, is_traced, written_out
 from tnsim.models.differences import largest_change, regrouped
 from tnsim.models.layers import activation_of, map_names, residual_rule
-from tnsim.models.matrices import bias_name, written_out
 from tnsim.models.model import Model
 from tnsim.problems.layer_kinds import core_of, kinds, nonlinear
 from tnsim.problems.layer_tensors import Affine, affine_of, product

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 from tnsim.activations.activation import Activation
 from tnsim.errors import ModelError
 from tnsim.metrics.protocol import Metric
-from tnsim.models.arrays import add
+from tnsim.models.arrays import Columns, SparseMatrix, add, bias_name, written_out
 from tnsim.models.layers import (
     Attention,
     Core,
@@ -24,7 +24,6 @@ from tnsim.models.layers import (
     innermost,
     map_names,
 )
-from tnsim.models.matrices import Columns, SparseMatrix, bias_name, written_out
 from tnsim.models.model import Model
 from tnsim.names import SCORES, WEIGHT
 from tnsim.sessions import per_object_cache

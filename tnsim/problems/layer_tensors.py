@@ -67,7 +67,7 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.errors import ModelError
-from tnsim.models.arrays import Array, add, in_float64, is_traced
+from tnsim.models.arrays import Array, add, bias_name, in_float64, is_traced, written_out
 from tnsim.models.layers import (
     Attention,
     Bilinear,
@@ -77,7 +77,6 @@ from tnsim.models.layers import (
     innermost,
     residual_rule,
 )
-from tnsim.models.matrices import bias_name, written_out
 from tnsim.models.model import Model
 from tnsim.names import (
     DENSE,

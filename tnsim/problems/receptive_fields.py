@@ -30,9 +30,8 @@ from jaxtyping import Float, Int
 
 from tnsim.metrics.orbits import PairingRule
 from tnsim.metrics.protocol import Metric
-from tnsim.models.arrays import digest_of, in_float64
+from tnsim.models.arrays import MOST_DENSE, Columns, SparseMatrix, bias_name, digest_of, in_float64
 from tnsim.models.layers import affine_maps, residual_rule
-from tnsim.models.matrices import MOST_DENSE, Columns, SparseMatrix, bias_name
 from tnsim.models.model import Model
 from tnsim.problems import packed
 from tnsim.problems.layer_kinds import Kinds, LayerKind, core_of, kinds, need_constant

@@ -47,10 +47,9 @@ from jaxtyping import Int
 
 from tnsim.engine.ir.problem import Definition, Operand, Problem, ScaleGroup, Stage, Term, prune
 from tnsim.errors import TooLarge
-from tnsim.models.arrays import in_float64
+from tnsim.models.arrays import affine, bias_name, in_float64
 from tnsim.models.forward import plain_states
 from tnsim.models.layers import Attention, Layer, affine_maps, innermost, residual_rule
-from tnsim.models.matrices import affine, bias_name
 from tnsim.models.model import Model
 from tnsim.names import ONES, OUTPUT, SCORES, VALUE, WEIGHT, Pair, Side, bias_of, model_leaf
 from tnsim.problems.layer_tensors import Affine, affine_of

@@ -52,9 +52,8 @@ from tnsim.metrics.input_moments import (
 from tnsim.metrics.metric import GaussianClosure, TreeSymmetric
 from tnsim.metrics.orbits import JoinedLeg, Joining, PairingRule, gaussian_mean, joinings
 from tnsim.metrics.protocol import Metric, joins_layers
-from tnsim.models.arrays import Array, in_float64, pytree
+from tnsim.models.arrays import Array, affine, in_float64, is_sparse, pytree
 from tnsim.models.layers import Attention, Layer, Residual, residual_rule
-from tnsim.models.matrices import affine, is_sparse
 from tnsim.models.model import Model
 from tnsim.models.scaling import StateSizes, Unit, nearest_unit, scaled_with_shifts
 from tnsim.names import DOWN, SKIP, UNIT, Side
