@@ -8,8 +8,8 @@ Three numbers answer three questions about a component c:
     removed   |b - b with c of a|^2          what breaks without it
     alone     |a with c of b - a|^2          what it does by itself
 
-with delta_c after Aumann and Shapley (`switched_models`). Shares sum to 1, and `delta_c` to b - a as
-functions; the other two add up only where components do not interact.
+with delta_c after Aumann and Shapley (`switched_models`). Shares sum to 1, and `delta_c` to b - a
+as functions; the other two add up only where components do not interact.
 """
 
 from __future__ import annotations

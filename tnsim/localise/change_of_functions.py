@@ -158,7 +158,9 @@ class FunctionsExchanged(NamedTuple):
         return Split(slopes, together / together.sum(), total, surroundings, exact)
 
     def rounding_error(self, target: float) -> float:
-        """The bound of the error that float32 leaves in results, see `switched_models.rounding_error`.
+        """The bound of the error that float32 leaves in results.
+
+        See `switched_models.rounding_error`.
 
         Args:
             target: Squared norm that results are relative to.
