@@ -112,7 +112,14 @@ def cancellation(amplification: float) -> float:
 
 
 def of_pair(first: Any, second: Any) -> Any:
-    """The factor by which cancellation enlarges errors of AB, given those of the norms AA and BB.
+    """The factor by which cancellation enlarges errors of AB, as derived above.
+
+    Args:
+        first: Factors of the squared norms AA, at least 1, in any shape.
+        second: Factors of the squared norms BB, in a shape that broadcasts against `first`.
+
+    Returns:
+        Factors in the common shape.
 
     Example:
         >>> of_pair(1.5, 300.5)
