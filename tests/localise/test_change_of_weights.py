@@ -381,7 +381,9 @@ def test_buffers_change_as_parameters_do(of):
     )
     by_name = dict(zip(wanted.components, wanted.share, strict=True))
     share = [by_name[name] for name in found.components]
-    assert_close(found.share, share, scale=LARGEST, rtol=1e-8, limited_by="differences")
+    # A central difference of step 1e-4 leaves 1e-8 / 6 of a third derivative, which was up to 5e-8
+    # of the largest share over 32 draws.
+    assert_close(found.share, share, scale=LARGEST, rtol=2e-6, limited_by="differences")
 
 
 def test_parts_of_a_network_in_training_may_be_frozen():
