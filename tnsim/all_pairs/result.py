@@ -7,7 +7,7 @@ tnsim to a Dataset of this layout, wherever it comes from, stand under `result.t
 asks of packages that build on it.
 
 `write_csv`, `write_npz` and `write_parquet` write files. Labels may come from file names. Half of a
-surrogate pair, which Python makes of an undecodable byte, is written as its escape (`\udc80`)
+surrogate pair, which Python makes of an undecodable byte, is written as its escape (`\\udc80`)
 where the format holds text only.
 
 *Norms.* Stored are the logarithm of a squared norm and the logarithm of its size, the sum of the
