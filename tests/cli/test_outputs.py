@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 from sample_runs import WRITERS, blocks
 
 import tnsim
+from tnsim.cli.options import named_path
 from tnsim.files import PNG, check_replaceable, replacing
 
 FOREIGN = {"W_l": np.ones((3, 2)), "W_r": np.ones((3, 2)), "W_p": np.ones((2, 3))}
@@ -105,6 +106,13 @@ def test_a_path_is_a_name(name, said, files, tmp_path, monkeypatch):
     ):
         refusal(*arguments, name, said=said)
     assert contents(tmp_path) == before
+
+
+def test_a_tilde_is_the_home_of_the_user(monkeypatch):
+    """Shells leave it behind the equals sign of `--out=~/runs`, which made a folder `~`."""
+    monkeypatch.setenv("HOME", "/home/ada")
+    assert named_path("~/runs") == Path("/home/ada/runs")
+    assert named_path("~nobody of this name") == Path("~nobody of this name")
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,8 @@ def named_path(name: str | Path) -> Path:
     """The path that an option names, which is the parser of all options with paths.
 
     Args:
-        name: Text on the command line, or the default of the option.
+        name: Text on the command line, or the default of the option. A leading `~` is the home of
+            the user: shells leave it as it is behind the equals sign of `--out=~/runs`.
 
     Returns:
         The path.
@@ -102,7 +103,7 @@ def named_path(name: str | Path) -> Path:
         raise typer.BadParameter("the path is empty; '.' is the present folder")
     if name == "-":
         raise typer.BadParameter("- is no standard input or output here; ./- is a file called so")
-    return Path(name)
+    return Path(os.path.expanduser(name))  # unlike a Path's own, without an error for no user
 
 
 def _presets() -> list[str]:
