@@ -364,6 +364,16 @@ def test_another_hidden_basis_is_the_same_function(between, rng):
     assert_close(difference, 0.0, scale=float(np.abs(true).max()), rtol=1e-13)
 
 
+def test_a_coordinate_that_is_zero_to_within_rounding_has_no_unit_of_its_own(rng):
+    """In units of its rounding, 2^-24, others left float32: a cosine was off by twice its bound."""
+    one, two = rng.normal(size=(2, 2, 2))
+    rows = np.concatenate([one, 3 * two]), np.concatenate([two, one / 3])
+    zero = tnsim.Bilinear(*rows, [[1.0, 0.7, -1.0, -0.7], [1.0, 0.2, 0.3, 0.5]])
+    model = tnsim.Model([zero, bilinear(rng, 2, 3, 2, True)])
+    made = in_own_basis(model, common_units([model], tnsim.Gaussian()), False)[0].value
+    assert all(np.abs(array).max() < 2**8 for array in jax.tree.leaves(made))
+
+
 def test_another_basis_that_cancels_more_is_not_taken(rng):
     """Beside large biases principal axes raised the amplification a thousandfold, and errors 130-fold."""
     metric = tnsim.TreeSymmetric()

@@ -76,6 +76,8 @@ _STEP = 8
 # The exponent of the unit 1: a scalar, as JAX remembers an array of NumPy with the dtype of the
 # first trace that captured the array, and would give float32 to a later trace in float64.
 _UNIT_1: Any = np.float64(0)
+_LEAST_SIZE = -20
+"""Least size of a coordinate: its second moment is 2^-40 of the moments that it sums in float64."""
 _OF_SCORES = ("q1", "k1", "q2", "k2")
 
 Unit: TypeAlias = Float[Array, ""] | Float[Array, " rows"]
@@ -253,7 +255,10 @@ def _measured_shifts(
     """
     reached = states.after(layer)
     sizes = reached.sizes
-    step = nearest_unit(sizes.max() if shared else sizes)
+    # Rows and what they read are near 1 here, so of a smaller coordinate rounding alone is left: it
+    # is zero. In a unit of its size the others would be beside it what float32 does not hold.
+    known = library(sizes).where(sizes > _LEAST_SIZE, sizes, 0.0)
+    step = nearest_unit(sizes.max() if shared else known)
     if isinstance(layer, Residual):
         # On lifted states a skip of c in the new units adds c to the constant, and c - 1 is taken
         # off again (`problems.layer_tensors`). So c stays below 2, at the price of a unit that may
