@@ -309,7 +309,7 @@ def test_infinities_within_a_weight_that_moves_stay(rng):
         scores = queries @ keys.swapaxes(-1, -2) + weights["mask"]
         return jax.nn.softmax(scores) @ values
 
-    functions = (jax.tree_util.Partial(attention, state(net)) for net in (a, b))
+    functions = (jax.tree_util.Partial(jax.jit(attention), state(net)) for net in (a, b))
     same = tnsim.change(*functions, x, by="parameter")
     by_name = dict(zip(same.components, same.share, strict=True))
     assert_close([by_name[n] for n in found.components], found.share, scale=LARGEST, rtol=1e-11)
