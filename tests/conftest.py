@@ -4,6 +4,7 @@ Workers and subprocesses share the folder, so that equal programs are compiled o
 
 import gc
 import itertools
+import logging
 import os
 import sys
 import tempfile
@@ -123,7 +124,8 @@ def data_seed(request) -> int:
     seeds.use(chosen)
     hypothesis.core.global_force_seed = chosen
     if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(chosen)
+        # Of the CPU alone: `torch.manual_seed` keeps a formatted traceback for devices to come.
+        sys.modules["torch"].default_generator.manual_seed(chosen)
     return chosen
 
 
@@ -140,6 +142,18 @@ def backend(request, monkeypatch):
     chosen = getattr(request, "param", "auto")
     monkeypatch.setattr(tnsim.session(), "tier", chosen)
     return chosen
+
+
+@pytest.fixture
+def logged():
+    """What tnsim logs from level INFO on; pytest's own plugin has work for every test."""
+    messages, handler, logger = [], logging.Handler(), logging.getLogger("tnsim")
+    handler.emit = lambda record: messages.append(record.getMessage())
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield messages
+    logger.setLevel(logging.NOTSET)
+    logger.removeHandler(handler)
 
 
 @pytest.fixture

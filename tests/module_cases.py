@@ -250,41 +250,27 @@ LIMITS: list[float] = [1.0]  # a global list, as of settings of a script
 
 
 def _with_limit_in_config(limit: float) -> nn.Module:
-    config = SimpleNamespace(limit=limit)
-    return Module(
-        lambda m, x: m.b(m.a(x).clamp(-m.config.limit, m.config.limit)),
-        a=_linear(),
-        b=_linear(),
-        config=config,
-    )
+    forward = lambda m, x: m.b(m.a(x).clamp(-m.config.limit, m.config.limit))  # noqa: E731
+    return _two(forward, config=SimpleNamespace(limit=limit))()
 
 
 def _with_limit_in_closure(limit: float) -> nn.Module:
-    return Module(lambda m, x: m.b(m.a(x).clamp(-limit, limit)), a=_linear(), b=_linear())
+    return _two(lambda m, x: m.b(m.a(x).clamp(-limit, limit)))()
 
 
 def _with_limit_in_list(limit: float) -> nn.Module:
     LIMITS[0] = limit
-    return Module(lambda m, x: m.b(m.a(x).clamp(-LIMITS[0], LIMITS[0])), a=_linear(), b=_linear())
+    return _two(lambda m, x: m.b(m.a(x).clamp(-LIMITS[0], LIMITS[0])))()
 
 
 def _with_factor(factor: float) -> nn.Module:
-    return Module(
-        lambda m, x: m.a(x) * m.b(x) * m.settings["factor"] + x,
-        a=_linear(),
-        b=_linear(),
-        settings={"factor": factor},
-    )
+    settings = {"factor": factor}
+    return _two(lambda m, x: m.a(x) * m.b(x) * m.settings["factor"] + x, settings=settings)()
 
 
 def _lora(size: float) -> nn.Module:
-    module = Module(
-        lambda m, x: m.b(functional.relu(m.a(x) + x @ m.A.T @ m.B.T)),
-        a=_linear(),
-        b=_linear(),
-        A=(2, WIDTH),
-        B=(WIDTH, 2),
-    )
+    forward = lambda m, x: m.b(functional.relu(m.a(x) + x @ m.A.T @ m.B.T))  # noqa: E731
+    module = _two(forward, A=(2, WIDTH), B=(WIDTH, 2))()
     with torch.no_grad():
         module.B.mul_(size)  # type: ignore[operator]
     return module
@@ -295,18 +281,14 @@ def _reparametrised(reparametrise: Callable[[nn.Linear], nn.Module]) -> nn.Modul
 
 
 def _tied_head() -> nn.Module:
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed, self.head = nn.Embedding(6, WIDTH), nn.Linear(WIDTH, 6, bias=False)
-            self.head.weight = self.embed.weight
-            self.up = _linear()
+    def forward(m: Any, tokens: torch.Tensor) -> torch.Tensor:
+        h = m.embed(tokens)
+        return m.head(h + m.up(h) * h)
 
-        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-            h = self.embed(tokens)
-            return self.head(h + self.up(h) * h)
-
-    return Tied()
+    head = nn.Linear(WIDTH, 6, bias=False)
+    module = Module(forward, embed=nn.Embedding(6, WIDTH), head=head, up=_linear())
+    module.head.weight = module.embed.weight  # type: ignore[union-attr]
+    return module
 
 
 def _convolutional(out: int = 32, **options: Any) -> Callable[[], nn.Module]:
@@ -319,13 +301,9 @@ def _convolutional(out: int = 32, **options: Any) -> Callable[[], nn.Module]:
 
 
 def _normalised_images() -> nn.Module:
-    return Module(
-        lambda m, x: m.out(functional.avg_pool2d(m.norm(m.a(x) * m.b(x)), 2).flatten(1)),
-        a=nn.Conv2d(1, 2, 3, padding=1),
-        b=nn.Conv2d(1, 2, 3, padding=1),
-        norm=nn.BatchNorm2d(2),
-        out=nn.Linear(8, 3),
-    )
+    a, b = (nn.Conv2d(1, 2, 3, padding=1) for _ in "ab")
+    forward = lambda m, x: m.out(functional.avg_pool2d(m.norm(m.a(x) * m.b(x)), 2).flatten(1))  # noqa: E731
+    return Module(forward, a=a, b=b, norm=nn.BatchNorm2d(2), out=nn.Linear(8, 3))
 
 
 def _with_hook() -> nn.Module:
@@ -701,13 +679,9 @@ def _zero_first(build: Callable[[], nn.Module], *names: str) -> Callable[[], nn.
 
 def _lora_of_layers(scaling: float, zero: bool = False) -> nn.Module:
     """Adapters as PEFT has them: two layers beside a third, times a constant."""
-    module = Module(
-        lambda m, x: m.b(functional.relu(m.a(x) + scaling * m.B(m.A(x)))),
-        a=_linear(),
-        b=_linear(),
-        A=nn.Linear(WIDTH, 2, bias=False),
-        B=nn.Linear(2, WIDTH, bias=False),
-    )
+    down, up = nn.Linear(WIDTH, 2, bias=False), nn.Linear(2, WIDTH, bias=False)
+    forward = lambda m, x: m.b(functional.relu(m.a(x) + scaling * m.B(m.A(x))))  # noqa: E731
+    module = _two(forward, A=down, B=up)()
     if zero:
         nn.init.zeros_(module.B.weight)  # type: ignore[union-attr,arg-type]
     return module
@@ -720,13 +694,13 @@ def _two_equal_maps() -> nn.Module:
 
 
 def _of_tensor(value: float) -> nn.Module:
-    module = Module(lambda m, x: m.b(functional.relu(m.a(x))) * m.factor, a=_linear(), b=_linear())
+    module = _two(lambda m, x: m.b(functional.relu(m.a(x))) * m.factor)()
     object.__setattr__(module, "factor", torch.tensor(value, dtype=torch.float64))
     return module
 
 
 def _not_saved() -> nn.Module:
-    module = Module(lambda m, x: m.b(functional.relu(m.a(x)) * m.mask), a=_linear(), b=_linear())
+    module = _two(lambda m, x: m.b(functional.relu(m.a(x)) * m.mask))()
     module.register_buffer("mask", torch.tensor(HALF_MASK), persistent=False)
     return module
 
@@ -768,16 +742,10 @@ class _Scaled(nn.Module):
         return self.scale * self.a(x) ** 2
 
 
-class _Counting(nn.Module):
+def _counting(m: Any, x: torch.Tensor) -> torch.Tensor:
     """A forward pass that is another one from the fiftieth call on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.count = _linear(), _linear(), 0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.count += 1
-        return self.a(x) if self.count < 50 else self.b(x)
+    m.count += 1
+    return m.a(x) if m.count < 50 else m.b(x)
 
 
 class _Converted(nn.Linear):
@@ -911,13 +879,13 @@ READ_OR_NAMED = {
         _two(lambda m, x: x @ (m.a.weight + 1e-9 * torch.randn_like(m.a.weight))), refused=r"random"
     ),
     "a function that keeps the module": Case(_Keeping, refused=r"keeps that module|dtype"),
-    "another branch from the fiftieth call on": Case(_Counting, refused=r"count at each call"),
+    "another branch from the fiftieth call on": Case(_two(_counting, count=0), refused=r"count at each call"),
     "dropout at evaluation": Case(
         _two(lambda m, x: m.a(functional.dropout(x, 0.1, training=True))),
         refused=r"random|dropout|each time",
     ),
     "a count of calls": Case(
-        lambda: Module(_counted, a=_linear(), b=_linear(), count=torch.tensor(0)),
+        _two(_counted, count=torch.tensor(0)),
         refused=r"chang|count|mutat|buffer",
     ),
     "a Fourier transform": Case(

@@ -27,14 +27,13 @@ def model(rng, kind):
 
 
 @pytest.fixture
-def long(monkeypatch, caplog):
+def long(monkeypatch, logged):
     """Everything takes long, and is expected to."""
     from tnsim.compare import by_plans
 
     monkeypatch.setattr(long_work, "LONG", 0.0)
     monkeypatch.setattr(by_plans, "_BRIEF", 0)
-    caplog.set_level("INFO", logger=long_work.__name__)
-    return caplog
+    return logged
 
 
 @pytest.mark.parametrize("what", WORKS)
@@ -42,7 +41,7 @@ def test_every_route_says_so(what, rng, long):
     kind, metric = WORKS[what]
     a, b = (model(rng, kind) for _ in range(2))
     found = tnsim.similarity(a, b, metric)
-    (line,) = (record.getMessage() for record in long.records if "expected" in record.getMessage())
+    (line,) = (line for line in long if "expected" in line)
     assert line.startswith(f"{what}: about ")
     assert tnsim.similarity(a, b, metric) == found
 
@@ -51,17 +50,16 @@ def test_many_pairs_and_gradients_say_so(rng, long):
     pytest.importorskip("xarray")
     models = [model(rng, "bilinear") for _ in range(3)]
     tnsim.pairwise(models)
-    lines = [record.getMessage() for record in long.records if "expected" in record.getMessage()]
+    lines = [line for line in long if "expected" in line]
     assert len(lines) == 1 and lines[0].startswith("6 inner products by ")
     tnsim.change(*models[:2])
-    assert any("contractions of" in record.getMessage() for record in long.records)
+    assert any("contractions of" in line for line in long)
 
 
-def test_short_work_says_nothing(rng, caplog):
-    caplog.set_level("INFO", logger=long_work.__name__)
+def test_short_work_says_nothing(rng, logged):
     a, b = (model(rng, "bilinear") for _ in range(2))
     tnsim.similarity(a, b)
-    assert not [record for record in caplog.records if "expected" in record.getMessage()]
+    assert not [line for line in logged if "expected" in line]
 
 
 def test_a_job_without_a_terminal_is_told_of_minutes():

@@ -1,6 +1,7 @@
 """What is kept between calls: remembered once, given up in the order of use, safe between threads."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -76,11 +77,8 @@ def test_threads_share_one_value():
         for key in range(200):
             results.append((key, kept.get(key % 12, object)))
 
-    threads = [threading.Thread(target=ask, args=(n,)) for n in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(ask, range(8)))
     assert len(results) == 1600 and len(kept) == kept.held == 8
 
 
@@ -89,14 +87,6 @@ def test_threads_compute_the_same_similarity(rng):
     models = [tnsim.Model([tnsim.Bilinear(*(rng.normal(size=s) for s in shape))]) for _ in range(6)]
     expected = [float(tnsim.similarity(models[0], model)) for model in models]
     tnsim.session().clear()
-    found = [None] * 6
-
-    def compute(n):
-        found[n] = float(tnsim.similarity(models[0], models[n]))
-
-    threads = [threading.Thread(target=compute, args=(n,)) for n in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == expected
+    with ThreadPoolExecutor(6) as pool:
+        found = pool.map(lambda model: float(tnsim.similarity(models[0], model)), models)
+        assert list(found) == expected

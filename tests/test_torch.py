@@ -16,7 +16,8 @@ from tnsim.compare import gradients
 from tnsim.metrics.protocol import Rule, product_rule
 
 torch = pytest.importorskip("torch", reason="gradients in PyTorch need the torch extra")
-nn = torch.nn
+from module_cases import Module  # noqa: E402
+from torch import nn  # noqa: E402
 
 
 def random(*shape):
@@ -306,23 +307,18 @@ def test_a_state_dict_with_its_parameters_needs_no_recognition():
     np.testing.assert_array_equal(gradient, net.block.both.weight.grad)
 
 
-class Turned(nn.Module):
+def turned():
     """Attention with interleaved rotations, whose rows are put in another order."""
 
-    def __init__(self):
-        super().__init__()
-        for name in ("q", "k", "v", "o"):
-            setattr(self, name, nn.Linear(4, 4, bias=False))
-        self.rope_base = 10.0
-
-    def turned(self, x):
-        angle = torch.arange(x.shape[-2])[:, None] * self.rope_base ** (-torch.arange(2) / 2)
+    def rotated(x):
+        angle = torch.arange(x.shape[-2])[:, None] * 10.0 ** (-torch.arange(2) / 2)
         a, b, cos, sin = x[..., ::2], x[..., 1::2], angle.cos(), angle.sin()
         return torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
 
-    def forward(self, x):
-        query, key, value = self.turned(self.q(x)), self.turned(self.k(x)), self.v(x)
-        return self.o((query @ key.mT / 4) ** 2 @ value)
+    def forward(m, x):
+        return m.o((rotated(m.q(x)) @ rotated(m.k(x)).mT / 4) ** 2 @ m.v(x))
+
+    return Module(forward, **{name: nn.Linear(4, 4, bias=False) for name in "qkvo"})
 
 
 @pytest.mark.slow
@@ -330,7 +326,7 @@ class Turned(nn.Module):
     "module, options",
     [
         (Net, {}),
-        (Turned, {"inputs": torch.randn(2, 3, 4)}),
+        (turned, {"inputs": torch.randn(2, 3, 4)}),
         (Net, {"layers": {Block: lambda block: declared(block)}}),
         (lambda: nn.utils.parametrizations.orthogonal(nn.Linear(3, 3)), {}),
     ],
@@ -697,15 +693,6 @@ def test_no_gradient_is_lost_in_silence(verb):
         VERBS[verb](live, plain)
 
 
-class Normed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm, self.layer = nn.LayerNorm(3), nn.Linear(3, 3)
-
-    def forward(self, x):
-        return self.layer(self.norm(x))
-
-
 def backward_twice(net, goal):
     value = tnsim.torch.similarity(net, goal)
     torch.autograd.grad(value, net.head.weight, create_graph=True)
@@ -719,7 +706,7 @@ def changed_between(net, goal):
 
 
 def of_a_learned_base(net, goal):
-    attention = Turned()
+    attention = turned()
     names = {role: f"{role[0]}.weight" for role in ("q1", "k1", "q2", "k2", "v", "o")}
     rule = tnsim.dialects.AttentionRule(**names, n_heads=1, rope_base="base")
     state = attention.state_dict(keep_vars=True) | {"base": nn.Parameter(torch.tensor(10.0))}
@@ -746,7 +733,7 @@ REFUSED = {
         "gaussian with its gradients needs .* multiplications here, more than the budget of 25",
     ),
     "norms": (
-        lambda net, goal: tnsim.torch.from_module(Normed()),
+        lambda net, goal: tnsim.torch.from_module(nn.Sequential(nn.LayerNorm(3), nn.Linear(3, 3))),
         "a norm stands before layer 0. At a constant energy",
     ),
     "the same function": (

@@ -164,6 +164,7 @@ class WeakCache:
         self._entries: WeakKeyDictionary[Any, Entry] = WeakKeyDictionary()
         self._changing = threading.RLock()
         self._uses = count()
+        self._at_most = 0.0  # what is held, with what has gone since it was last summed
 
     def get(
         self,
@@ -198,16 +199,16 @@ class WeakCache:
             entry = self._entries.setdefault(owner, entry)
             if key not in entry.values:
                 entry.values[key] = value
-                # Entries are summed only where something grew: most values have no size, and a run
-                # over thousands of models would sum thousands of entries for each of them.
                 if taken := size(value):
                     entry.held += taken
-                    self._shrink()
+                    self._at_most += taken
+                    # A run over thousands of models would sum thousands of entries for each.
+                    if self._at_most > self.limit:
+                        self._shrink()
+                        self._at_most = self.held
             return entry.values[key]
 
     def _shrink(self) -> None:
-        if self.held <= self.limit:
-            return
         # Only what holds something can give memory back.
         full = [(entry.used, owner) for owner, entry in self._entries.items() if entry.held]
         # All but the value used last, which the caller is about to use.

@@ -12,7 +12,8 @@ from tnsim.engine import planner
 from tnsim.engine.runtime import devices
 
 torch = pytest.importorskip("torch", reason="hidden states are those of modules")
-nn = torch.nn
+from module_cases import Module  # noqa: E402
+from torch import nn  # noqa: E402
 
 
 class Net(nn.Module):
@@ -153,21 +154,19 @@ def test_a_measure_of_ones_own_reads_inputs_in_any_order(nets, tokens):
     assert_close(found.values, wanted.values, rtol=1e-5, limited_by="float32 of the modules")
 
 
-class Placed(nn.Module):
+def placed():
     """Embeddings of tokens and of places, which are the same for every input."""
 
-    def __init__(self):
-        super().__init__()
-        self.tokens, self.places = nn.Embedding(7, 4), nn.Embedding(5, 4)
-        self.head = nn.Linear(4, 2)
-
-    def forward(self, tokens):
+    def forward(m, tokens):
         places = torch.arange(tokens.shape[1]).expand(tokens.shape)
-        return self.head(self.tokens(tokens) + self.places(places))
+        return m.head(m.tokens(tokens) + m.places(places))
+
+    tokens, places = nn.Embedding(7, 4), nn.Embedding(5, 4)
+    return Module(forward, tokens=tokens, places=places, head=nn.Linear(4, 2))
 
 
 def test_parts_that_are_the_same_for_all_inputs_have_no_cka(tokens):
-    nets = [Placed() for _ in range(2)]
+    nets = [placed() for _ in range(2)]
     assert list(tnsim.hidden_states(nets[0], tokens)) == ["tokens", "places", "head"]
     found = tnsim.layer_similarity(*nets, tokens)
     assert found.a.values.tolist() == found.b.values.tolist() == ["tokens", "head"]

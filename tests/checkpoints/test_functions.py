@@ -306,7 +306,7 @@ def test_what_makes_no_layers_is_refused_by_name(name, rng):
 
 def test_what_is_no_function_of_weights_and_inputs(rng):
     params, x = weights(rng), np.zeros((2, WIDTH))
-    line = VECTORS["bilinear"]
+    line = jax.jit(VECTORS["bilinear"])
     for function, given, inputs, said in [
         (lambda p, x: (x, x), params, x, r"gives 2 arrays.*\[0\]"),
         (lambda p, x: (x @ p["a"]).sum(), params, x, "gives a single number for a batch"),

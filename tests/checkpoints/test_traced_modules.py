@@ -172,16 +172,12 @@ def test_convolutions_beyond_a_matrix_say_their_size():
         tnsim.from_module(net, inputs=images)
 
 
-class Patches(nn.Module):
+def of_patches(pixels, patch):
     """A bilinear convolution of patches that do not overlap, with average pooling."""
-
-    def __init__(self, pixels, patch):
-        super().__init__()
-        self.left, self.right = (nn.Conv2d(3, 2, patch, stride=patch) for _ in range(2))
-        self.pool, self.out = nn.AvgPool2d(2), nn.Linear(2 * (pixels // patch // 2) ** 2, 5)
-
-    def forward(self, images):
-        return self.out(self.pool(self.left(images) * self.right(images)).flatten(1))
+    left, right = (nn.Conv2d(3, 2, patch, stride=patch) for _ in range(2))
+    pool, out = nn.AvgPool2d(2), nn.Linear(2 * (pixels // patch // 2) ** 2, 5)
+    forward = lambda m, x: m.out(m.pool(m.left(x) * m.right(x)).flatten(1))  # noqa: E731
+    return Module(forward, left=left, right=right, pool=pool, out=out).double().eval()
 
 
 def inner_over_patches(one, two):
@@ -213,7 +209,7 @@ def inner_over_patches(one, two):
 )
 def test_images_of_many_pixels(pixels, patch):
     """An identity of inputs x inputs would take 18 GiB for 128 x 128 pixels, 169 for 224 x 224."""
-    nets = [Patches(pixels, patch).double().eval() for _ in range(2)]
+    nets = [of_patches(pixels, patch) for _ in range(2)]
     models = [tnsim.from_module(net, inputs=torch.zeros(1, 3, pixels, pixels)) for net in nets]
     assert models[0].d_in == 3 * pixels**2
     wanted = [[inner_over_patches(one, two) for two in nets] for one in nets]

@@ -3,6 +3,7 @@
 import gc
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -236,15 +237,12 @@ def test_threads_share_what_is_made_of_an_object():
     kept, weights = WeakCache(limit=5), [Weight() for _ in range(8)]
     together, found = threading.Barrier(6), []
 
-    def ask():
+    def ask(_):
         together.wait()
         for _ in range(100):
             for weight in weights:
                 found.append(kept.get(weight, "key", object, lambda value: 1.0))
 
-    threads = [threading.Thread(target=ask) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(ask, range(6)))
     assert len(found) == 4800 and kept.held <= 5

@@ -2,7 +2,6 @@
 
 import gc
 import itertools
-import logging
 import re
 import threading
 
@@ -54,21 +53,21 @@ def test_the_collector_is_off_while_some_thread_plans_and_as_before_afterwards(e
         (gc.enable if was else gc.disable)()
 
 
-def test_long_planning_says_how_far_it_is(monkeypatch, caplog):
+def test_long_planning_says_how_far_it_is(monkeypatch, logged):
     now = itertools.count(step=1.5)
     monkeypatch.setattr(paths.time, "monotonic", lambda: next(now))
-    with caplog.at_level(logging.INFO, "tnsim"), using(tnsim.Session()):
+    with using(tnsim.Session()):
         tnsim.plan(stack(2, 20), stack(2, 20), tnsim.TreeSymmetric())
-    first, *later, last = [record.getMessage() for record in caplog.records]
+    first, *later, last = logged
     assert re.fullmatch(r"planning \S+ for \d+ s: stage 1 of 2, products searched: \d", first)
     assert re.fullmatch(r"planned \S+ in \d+\.\d s", last)
     assert 0 < len(later) < 6  # ever more rarely
 
 
-def test_short_planning_says_nothing(caplog):
-    with caplog.at_level(logging.INFO, "tnsim"), using(tnsim.Session()):
+def test_short_planning_says_nothing(logged):
+    with using(tnsim.Session()):
         tnsim.plan(stack(1, 5), stack(1, 5), tnsim.TreeSymmetric())
-    assert not caplog.records
+    assert not logged
 
 
 def test_work_beyond_the_budget_is_refused_before_the_search(monkeypatch):

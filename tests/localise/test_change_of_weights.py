@@ -19,7 +19,8 @@ import tnsim
 from tnsim.localise.change_of_weights import CLOSE, groups_of
 
 torch = pytest.importorskip("torch")
-nn = torch.nn
+from module_cases import Module  # noqa: E402
+from torch import nn  # noqa: E402
 
 
 class Products(nn.Module):
@@ -270,21 +271,19 @@ def test_threads_may_ask_one_change(pair):
         assert (alone == wanted).all()
 
 
-class Masked(nn.Module):
+def masked():
     """Softmax attention that adds its mask, which has infinities."""
 
-    def __init__(self):
-        super().__init__()
-        self.maps = nn.Linear(3, 9)
-        self.register_buffer("mask", torch.full((4, 4), -torch.inf).triu(1))
+    def forward(m, x):
+        queries, keys, values = m.maps(x).chunk(3, -1)
+        return (queries @ keys.mT + m.mask).softmax(-1) @ values
 
-    def forward(self, x):
-        queries, keys, values = self.maps(x).chunk(3, -1)
-        return (queries @ keys.mT + self.mask).softmax(-1) @ values
+    mask = torch.full((4, 4), -torch.inf).triu(1)
+    return Module(forward, maps=nn.Linear(3, 9), mask=mask).double()
 
 
 def test_infinities_that_both_networks_have_stay(rng):
-    a = Masked().double()
+    a = masked()
     b = moved(a, rng, within="maps")
     x = rng.normal(size=(5, 4, 3))
     found = tnsim.change(a, b, tnsim.Empirical(x), by="parameter")
@@ -297,7 +296,7 @@ def test_infinities_that_both_networks_have_stay(rng):
 
 
 def test_infinities_within_a_weight_that_moves_stay(rng):
-    a = Masked().double()
+    a = masked()
     a.mask = nn.Parameter(a._buffers.pop("mask"))
     b = moved(a, rng)
     x = tnsim.Empirical(rng.normal(size=(5, 4, 3)))
@@ -309,7 +308,7 @@ def test_infinities_within_a_weight_that_moves_stay(rng):
         scores = queries @ keys.swapaxes(-1, -2) + weights["mask"]
         return jax.nn.softmax(scores) @ values
 
-    functions = (jax.tree_util.Partial(attention, state(net)) for net in (a, b))
+    functions = (jax.tree_util.Partial(jax.jit(attention), state(net)) for net in (a, b))
     same = tnsim.change(*functions, x, by="parameter")
     by_name = dict(zip(same.components, same.share, strict=True))
     assert_close([by_name[n] for n in found.components], found.share, scale=LARGEST, rtol=1e-11)
@@ -723,21 +722,15 @@ def test_a_score_of_inputs_in_another_type_names_the_way(pair):
         tnsim.change(*pair, of=lambda network: (_ for _ in ()).throw(RuntimeError("its own")))
 
 
-class Narrow(nn.Module):
+def narrow(m, x):
     """A network that takes float32 alone, as the grouped products of experts do."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(X.shape[1], 2)
-
-    def forward(self, x):
-        if x.dtype != torch.float32:
-            raise RuntimeError("Expected mat_a to be Float32, got Double")
-        return torch.tanh(self.layer(x))
+    if x.dtype != torch.float32:
+        raise RuntimeError("Expected mat_a to be Float32, got Double")
+    return torch.tanh(m.layer(x))
 
 
 def test_networks_of_narrow_types_name_the_way():
-    a, b = Narrow(), Narrow()
+    a, b = (Module(narrow, layer=nn.Linear(X.shape[1], 2)) for _ in "ab")
     data = tnsim.Empirical(X.astype(np.float32))
     with refused(r"runs in float64 here.*dtype='float32'"):
         tnsim.change(a, b, data)
