@@ -375,8 +375,8 @@ def _lost_by_maps(model: Model, inputs: Any, kappa: Any) -> Any:
         kappa: Relative change of the outputs.
     """
     xp = library(model, inputs)
-    largest: Any = 0.0
     degree, layers = 1, _of_unit_scale(model.layers)
+    told, degrees = [], []
     for n, (values, exponent) in states(layers, inputs):
         if n == len(layers):
             break
@@ -388,9 +388,16 @@ def _lost_by_maps(model: Model, inputs: Any, kappa: Any) -> Any:
             read = (affine(values, weight, None) + bias) ** 2
             own = affine(values**2, jax.tree.map(xp.square, weight), None) + bias**2
             sizes, changed = (x.reshape(len(x), -1).sum(axis=-1) for x in (read, own))
-            change = _relative(sizes, changed[None], exponent)
-            largest = xp.fmax(largest, xp.fmin(change**2 - 1, change * kappa) / degree)
+            told.append((sizes, changed[None], exponent.reshape(len(sizes), -1)[:, 0]))
+            degrees.append(degree)
         degree *= Model([model.layers[n]]).growth
+    if xp is np or not told:
+        changes = [_relative(*each) for each in told]
+    else:  # of all maps at once: a median of its own for each is a sixth of what XLA compiles
+        changes = jax.vmap(_relative)(*map(jnp.stack, zip(*told, strict=True)))
+    largest: Any = 0.0
+    for change, degree in zip(changes, degrees, strict=True):
+        largest = xp.fmax(largest, xp.fmin(change**2 - 1, change * kappa) / degree)
     return largest
 
 
