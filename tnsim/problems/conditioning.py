@@ -202,19 +202,10 @@ def _slices(matrix: Any, bits: int, count: int) -> Float[np.ndarray, "slices row
     # Slice k is a multiple of 2^(exponent - bits k), so it has at most `bits` bits.
     powers = exponent - bits * np.arange(1, count + 1)[:, None, None]
     units = shifted(xp.ones((), matrix.dtype), xp.maximum(powers, least))
-
-    def cut(matrix: Any, unit: Any) -> tuple[Any, Any]:
-        """The rest of a matrix, and its multiple of a unit."""
-        multiple = xp.rint(matrix / unit) * unit
-        return matrix - multiple, multiple
-
-    if xp is jnp:
-        return jax.lax.scan(cut, matrix, units)[1]
-    slices = []
-    for unit in units:
-        matrix, multiple = cut(matrix, unit)
-        slices.append(multiple)
-    return np.stack(slices)
+    # The matrix in multiples of each unit, of which slices are the differences: no step rounds, as
+    # quotients by powers of two are exact and differences have few bits.
+    reached = xp.rint(matrix / units) * units
+    return xp.concatenate([reached[:1], xp.diff(reached, axis=0)])
 
 
 Bases: TypeAlias = dict[int, "Basis"]
