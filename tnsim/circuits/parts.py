@@ -419,7 +419,8 @@ class Parts(Mapping[str, Model]):
         # A pattern that means a single part names it as well.
         matches = self.matching(label)
         if len(matches) != 1:
-            raise unknown_part(label, self)
+            with naming_file(self.file):
+                raise unknown_part(label, self)
         return self._by_label[matches[0]]
 
     @checked

@@ -168,6 +168,8 @@ def _similarity_of_blocks(
     labels = one.matching(pattern)
     if not labels:
         raise ModelError(f"{a}: no MLP block is called {printable(pattern, 80)}; {one}")
+    for label in labels:
+        two.place(label)  # what is refused is refused before a line is printed
     results: dict[str, Any] = {}
     for n, label in enumerate(labels):
         first, second = one[label], two[label]
