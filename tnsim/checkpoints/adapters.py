@@ -129,7 +129,7 @@ def merged_module(module: Any) -> Any:
     # What is merged into weights that other layers share would be in all of them.
     names = Counter(id(one) for _, one in copied.named_parameters(remove_duplicate=False))
     for layer in copied.modules():
-        under = getattr(layer, "base_layer", None)
+        under = None if getattr(layer, "merged", False) else getattr(layer, "base_layer", None)
         if under is not None and any(names[id(one)] > 1 for one in under.parameters()):
             layer.base_layer = copy_of(under)
     return copied.merge_and_unload()
