@@ -445,6 +445,8 @@ def _sentence(error: Exception) -> str:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     if isinstance(error, (TnsimError, OSError)):
         return str(error)
+    if isinstance(error, MemoryError):
+        return f"memory ran out: {error}; give the process more, or compare smaller networks"
     # An error that no code here foresaw; its class helps whoever reports it.
     kind = type(error).__name__
     return f"unforeseen {kind}: {error} (TNSIM_DEBUG=1 in the environment shows where)"
