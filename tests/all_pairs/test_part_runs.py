@@ -209,7 +209,7 @@ def test_pictures_of_parts(run):
 @pytest.mark.slow
 def test_the_command(run, tmp_path):
     out = tmp_path / "out"
-    shown = command("pairwise", run, "--parts", "qk,ov", "--dry-run")
+    shown = command("pairwise", run, "--parts", "qk, ov", "--dry-run")
     assert "qk: 4 parts, together" in shown.stdout and "ov: 4 parts, together" in shown.stdout
     cost = told("pairwise", run, "--parts", "qk", "--dry-run")
     assert cost["qk"]["parts"] == 4 and cost["qk"]["together"]["tiles"]["pairs"] == 4 * 6

@@ -175,6 +175,38 @@ def test_disabled_and_merged_adapters(rng):
         assert_close(tnsim.from_module(model)(x), expected, scale=LARGEST)
 
 
+def test_an_adapter_is_in_one_of_the_layers_that_share_weights(tmp_path, rng):
+    net = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3)).double()
+    net[2].weight = net[0].weight
+    model = adapted(copy.deepcopy(net), target_modules=["2"])
+    weights = next(one for one in model.parameters() if one.requires_grad)
+    model.kept = {"made": [2 * weights]}  # as PEFT keeps adapters that are tied
+    x = rng.normal(size=(5, 3))
+    with torch.no_grad():
+        assert_close(tnsim.from_module(model)(x), model(torch.as_tensor(x)).numpy(), scale=LARGEST)
+    folder = saved(model, nn.Sequential(), tmp_path)
+    state = {name: value for name, value in net.state_dict().items() if name != "0.weight"}
+    save_file(state, tmp_path / "base" / "model.safetensors")
+    with refused("one of 0.weight and 2.weight, which are one tensor", tnsim.CheckpointError):
+        tnsim.load(folder, net)
+
+
+class Transposed(nn.Module):
+    """A network that reads the weights of a layer once more, outside of the layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.into = nn.Linear(3, 4)
+
+    def forward(self, x):
+        return nn.functional.linear(self.into(x), self.into.weight.T)
+
+
+def test_weights_that_are_read_outside_of_an_adapted_layer_are_refused():
+    with refused("reads weights of adapted layers outside"):
+        tnsim.from_module(adapted(Transposed(), target_modules=["into"]))
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -223,8 +255,15 @@ def test_tensors_without_a_place_are_refused(tmp_path):
         tnsim.load(folder, network())
 
 
-def test_shared_embeddings_are_refused(tmp_path):
-    model = adapted(transformer("gpt2"), target_modules=["wte"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"target_modules": ["wte"]},
+        {"target_modules": ["c_attn"], "fan_in_fan_out": True, "modules_to_save": ["wte"]},
+    ],
+)
+def test_shared_embeddings_are_refused(settings, tmp_path):
+    model = adapted(transformer("gpt2"), **settings)
     folder = saved(model, transformer("gpt2"), tmp_path)
     with refused("shares with its lm_head", tnsim.CheckpointError):
         tnsim.parts(folder)

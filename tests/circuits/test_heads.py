@@ -218,6 +218,19 @@ def layers_of(rng, widths, bases):
     return tnsim.Model([*layers, tnsim.Linear(rng.normal(size=(6, 4)))])
 
 
+def test_a_refusal_names_the_file(rng, tmp_path):
+    config = cases.CONFIGS["llama 3"]
+    state = cases.checkpoint(rng, config)
+    other = {**config, "num_key_value_heads": 3}
+    folders = [
+        cases.written(tmp_path / f"n{n}", state, each) for n, each in enumerate((config, other))
+    ]
+    with refused(r"n1: 2 heads cannot share 3 heads"):
+        tnsim.heads(*folders)
+    with refused(r"n1: 2 heads cannot share 3 heads"):
+        tnsim.composition(folders[1])
+
+
 def test_heads_of_layers_that_differ(rng):
     a, b = (layers_of(rng, (2, 4), (None, None)) for _ in "ab")
     found = tnsim.heads(a, b, "ov")

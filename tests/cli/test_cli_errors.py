@@ -11,6 +11,14 @@ import tnsim
 from tnsim.cli import app
 
 
+def test_memory_that_runs_out_is_told(monkeypatch):
+    def fails(**_):
+        raise MemoryError("Unable to allocate 9 MiB")
+
+    monkeypatch.setattr(app, "app", fails)
+    refusal(said="memory ran out: Unable to allocate 9 MiB; give the process more")
+
+
 def test_the_unforeseen_is_one_line(monkeypatch):
     def fails(**_):
         raise RuntimeError("of a kind\nthat nobody\x1b[2J foresaw")

@@ -157,6 +157,10 @@ def test_blocks_of_transformers_by_path(tmp_path, rng):
     value = tnsim.similarity(one, two, tnsim.Gaussian.fit(np.load(states)))
     assert found["layer 1 mlp"]["similarity"] == value
     refusal("similarity", *names, "--layers", "h.7.mlp", said="no MLP block is called h.7.mlp")
+    first = {name: one for name, one in checkpoint(rng, config).items() if ".h.1." not in name}
+    short = written(tmp_path / "c", first, {**config, "n_layer": 1})
+    said = f"{short}: there is no part 'layer 1 mlp'"
+    refusal("similarity", names[0], short, "--layers", "*", said=said)
     for option in (("--leave-out", "*.bias"), ("--norm-inputs", states), ("--n-ctx", 4)):
         told = ("pairwise", *names, "--parts", "mlp", "--dry-run", *option)
         refusal(*told, said=f"({option[0]})")

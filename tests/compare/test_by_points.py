@@ -616,8 +616,14 @@ def test_refusals(rng):
         (np.ones((4, 2)), r"read inputs of shape \(n, 3\), found \(n, 2\)"),
         (np.ones((4, 3), int), "integers are token ids, for models of sequences"),
     ):
-        with refused(message):
-            tnsim.similarity(a, b, tnsim.Empirical(inputs))
+        metric = tnsim.Empirical(inputs)
+        for verb in (
+            tnsim.similarity,
+            tnsim.plan,
+            lambda *two: tnsim.plan_pairwise(two[:2], two[2]),
+        ):
+            with refused(message):
+                verb(a, b, metric)
     with refused("found float64 of shape"):
         tnsim.Empirical(np.ones(3))
     with refused("need weights of shape"):

@@ -33,7 +33,7 @@ from jaxtyping import Float
 
 from tnsim.all_pairs.result import require_xarray
 from tnsim.all_pairs.run import pairwise
-from tnsim.circuits.parts import Anatomy, Parts, opened
+from tnsim.circuits.parts import Anatomy, Parts, naming_file, opened
 from tnsim.circuits.standard_parts import (
     Circuits,
     OwnParts,
@@ -141,7 +141,10 @@ def heads(
         inner, norms, names = _of_products_of_scores(first, second, view)
         sides = None
     else:
-        bra, ket = (_side(anatomy, kind, through, view) for anatomy in (first, second))
+        with naming_file(a):
+            bra = _side(first, kind, through, view)
+        with naming_file(b):
+            ket = _side(second, kind, through, view)
         _check_sides(bra, ket, through)
         inner = _inner(bra.circuits, ket.circuits, _moments(bra, ket))
         norms = [_squares(side) for side in (bra, ket)]
@@ -423,7 +426,8 @@ def composition(model: Any) -> xr.DataArray:
             "norms of one: tnsim.paths(model, legs=True) has exact shares of what heads read"
         )
     view = checked_view([0], "fold")
-    scores, values = anatomy.circuits("qk", view), anatomy.circuits("ov", view)
+    with naming_file(model):
+        scores, values = anatomy.circuits("qk", view), anatomy.circuits("ov", view)
     # Maps of the stream alone, without the biases in their last column.
     queries, keys, read = (maps[..., :-1] for maps in (scores.left, scores.right, values.right))
     written = values.left

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -72,6 +73,13 @@ _CONV1D = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
 
 
+class Adapted(Stored):
+    """A tensor of a base with what an adapter makes of it in one layer.
+
+    Other layers that share the tensor keep that of the base.
+    """
+
+
 def read_file(file: Path) -> tuple[Contents, Path]:
     """The inventory of a model, and the file beside which its configuration lies.
 
@@ -116,7 +124,15 @@ def merged_module(module: Any) -> Any:
     if len(off) > 1:
         raise CheckpointError("some adapters are disabled and others not: disable all or none")
     copied = copy_of(module).double()
-    return copied.unload() if off == {True} else copied.merge_and_unload()
+    if off == {True}:
+        return copied.unload()
+    # What is merged into weights that other layers share would be in all of them.
+    names = Counter(id(one) for _, one in copied.named_parameters(remove_duplicate=False))
+    for layer in copied.modules():
+        under = None if getattr(layer, "merged", False) else getattr(layer, "base_layer", None)
+        if under is not None and any(names[id(one)] > 1 for one in under.parameters()):
+            layer.base_layer = copy_of(under)
+    return copied.merge_and_unload()
 
 
 def base_of(adapter: Path) -> Path:
@@ -189,6 +205,25 @@ def adapted(adapter: Path, file: Path, base: Contents | None = None) -> Contents
     # Families differ in what they do where the configuration is silent; tied heads are not stored.
     has_head = any(name.endswith("lm_head.weight") for name in base.state)
     tied = "model_type" in config and config.get("tie_word_embeddings", not has_head)
+
+    def check_apart(place: str, name: str, is_table: bool) -> None:
+        """Refuse what an adapter changes on one side of a tie alone."""
+        if tied and name not in base.state and place.startswith("lm_head"):
+            raise CheckpointError(
+                "the adapter has an lm_head of its own, and the base shares that of its "
+                "embedding: save the merged model"
+            )
+        if tied and is_table:
+            raise CheckpointError(
+                f"the adapter changes {place}, whose weights the base shares with its lm_head: "
+                "save the merged model"
+            )
+
+    def is_table(name: str) -> bool:
+        """Whether a tensor of the base has a row for each token."""
+        rows = config.get("vocab_size")
+        return name in base.state and np.shape(base.state[name].read())[:1] == (rows,)
+
     state: dict[str, Stored] = dict(base.state)
     layers: dict[str, dict[str, Any]] = {}
     for stored in contents(adapter).tensors:
@@ -203,23 +238,18 @@ def adapted(adapter: Path, file: Path, base: Contents | None = None) -> Contents
         else:
             place = place.replace(".base_layer.", ".")
             name = _name_in(state, place) or place
-            if tied and name not in state and place.startswith("lm_head"):
-                raise CheckpointError(
-                    "the adapter has an lm_head of its own, and the base shares that of its "
-                    "embedding: save the merged model"
-                )
-            state[name] = Stored(
+            # PEFT trains a copy of what is saved as a module, which is tied to nothing.
+            copied = place.rpartition(".")[0].endswith(tuple(settings.get("modules_to_save") or ()))
+            check_apart(place, name, copied and is_table(name))
+            state[name] = (Adapted if copied else Stored)(
                 name, stored.dtype, stored.nbytes, partial(getattr, stored, "tensor")
             )
     for place, parts in layers.items():
         turned = bool(settings.get("fan_in_fan_out"))
         if config.get("model_type") in _CONV1D:  # whose layers PEFT tells by their class
             turned = place.rpartition(".")[2] in ("c_attn", "c_fc", "c_proj", "q_attn")
-        if {"lora_embedding_A", "lora_embedding_B"} & set(parts) and tied:
-            raise CheckpointError(
-                f"the adapter changes {place}, whose weights the base shares with its lm_head: "
-                "save the merged model"
-            )
+        embeds = bool({"lora_embedding_A", "lora_embedding_B"} & set(parts))
+        check_apart(place, f"{place}.weight", embeds)
         _apply(place, parts, state, settings, turned)
     return Contents(state, tuple(state.values()), base.metadata)
 
@@ -298,14 +328,14 @@ def _apply(
     magnitude = parts.get("lora_magnitude_vector")
     read = partial(_sum, before, first, second, scale, embedding or turned, magnitude)
     size = before.nbytes * 8 // np.dtype(before.dtype).itemsize
-    state[name] = Stored(name, "float64", size, read)
+    state[name] = Adapted(name, "float64", size, read)
     if (bias := parts.get("lora_Bbias")) is not None:
         at = _name_in(state, f"{place}.bias")
         if at is None:
             raise CheckpointError(f"the adapter has a bias for {place}, and the base has none")
         there = state[at]
         total = lambda: _numbers(there) + scale * _numbers(bias)  # noqa: E731
-        state[at] = Stored(at, "float64", there.nbytes * 8, total)
+        state[at] = Adapted(at, "float64", there.nbytes * 8, total)
 
 
 def _by_pattern(settings: Mapping[str, Any], patterns: str, default: str, place: str) -> float:

@@ -10,7 +10,7 @@ import contextlib
 import copy
 import itertools
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -141,10 +141,19 @@ def copy_of(module: Any) -> Any:
     torch = require_torch()
     known: dict[int, Any] = {}
     for child in module.modules() if isinstance(module, torch.nn.Module) else ():
-        for kept in (*vars(child).values(), *child.buffers(recurse=False)):
+        for kept in _leaves(vars(child)):
             if isinstance(kept, torch.Tensor) and not kept.is_leaf:
                 known[id(kept)] = kept.detach().clone()
     return copy.deepcopy(module, known)
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """What a nest of mappings, lists and tuples holds."""
+    if isinstance(value, Mapping | list | tuple):
+        for one in value.values() if isinstance(value, Mapping) else value:
+            yield from _leaves(one)
+    else:
+        yield value
 
 
 def outside_compiler(function: Callable[P, T]) -> Callable[P, T]:

@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tnsim.checkpoints.adapters import merged_module
+from tnsim.checkpoints.adapters import Adapted, merged_module
 from tnsim.checkpoints.layer_rules import NamedArrays, normed, to_numpy, valued
 from tnsim.checkpoints.module_calls import (
     AN_EXAMPLE,
     POSITIONS,
+    TOLERANCE,
     as_numpy,
     copy_of,
     diverged,
@@ -39,7 +40,7 @@ from tnsim.checkpoints.module_calls import (
     own_defaults,
     require_torch,
 )
-from tnsim.checkpoints.norms import Normed
+from tnsim.checkpoints.norms import Normed, relative_error
 from tnsim.checkpoints.rules import Rule
 from tnsim.checkpoints.state_dict import (
     Patterns,
@@ -139,9 +140,8 @@ def from_module(
         >>> model, model.origin.error < 1e-12
         (Model(Linear(3 -> 4, bias), Linear(4 -> 2, bias); degree 1, 26 parameters), True)
     """
-    return recognised(merged_module(module), layers, n_ctx, inputs, output).model(
-        norm_inputs, n_ctx
-    )
+    reading = _merged_reading(module, layers, n_ctx, inputs, output)
+    return reading.model(norm_inputs, n_ctx)
 
 
 def compared_module(module: Any, n_ctx: int | None, width: int | None) -> Model:
@@ -166,7 +166,35 @@ def compared_module(module: Any, n_ctx: int | None, width: int | None) -> Model:
         >>> compared_module(Halves(), None, 6).d_in
         6
     """
-    return recognised(merged_module(module), None, n_ctx, None, width=width).model(None, n_ctx)
+    return _merged_reading(module, None, n_ctx, None, width=width).model(None, n_ctx)
+
+
+def _merged_reading(
+    module: Any,
+    layers: Mapping[type, Declared] | None,
+    n_ctx: int | None,
+    inputs: Any,
+    output: str | int | None = None,
+    width: int | None = None,
+) -> Recognised:
+    """The layers of a module, adapters within its weights; for arguments see `recognised`."""
+    merged = merged_module(module)
+    reading = recognised(merged, layers, n_ctx, inputs, output, width=width)
+    if merged is not module:
+        torch = require_torch()
+        with torch.no_grad():
+            apart, together = (
+                as_numpy(array_of(net.eval()(reading.example), output))
+                for net in (double_of(module), double_of(merged))
+            )
+        # Code that reads the weights of a layer by their name reads those of the base.
+        if not relative_error(together, apart) < TOLERANCE:
+            raise ModelError(
+                "with its adapters within its weights the module is another function: its code "
+                "reads weights of adapted layers outside of these layers. Compare its outputs on "
+                "inputs of yours, metric tnsim.Empirical(inputs)"
+            )
+    return reading
 
 
 @dataclass(frozen=True, eq=False)
@@ -290,13 +318,20 @@ class StatesOf:
     def _check_ties(self, named: Mapping[str, Any], tied: Mapping[str, str]) -> None:
         """Raise `CheckpointError` where names of one tensor have different numbers in a file."""
         for name, other in tied.items():
-            if name != other and name in named and other in named:
+            if name == other:
+                continue
+            if name in named and other in named:
                 pair = [to_numpy(named[each], each) for each in (name, other)]
                 if not np.array_equal(*pair, equal_nan=True):
                     raise CheckpointError(
                         f"{other} and {name} are one tensor in the module {self.name}, and have "
                         "different numbers here: give a module in which they are two"
                     )
+            elif isinstance(named.get(name, named.get(other)), Adapted):
+                raise CheckpointError(
+                    f"the adapter changes one of {other} and {name}, which are one tensor in the "
+                    f"module {self.name}: give the PeftModel itself in the place of its files"
+                )
 
 
 def _check_not_shared(module: Any) -> None:

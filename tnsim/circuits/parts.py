@@ -397,7 +397,7 @@ class Parts(Mapping[str, Model]):
 
     def __getitem__(self, label: str) -> Model:
         name = self.place(label)
-        with _naming_file(self.file):
+        with naming_file(self.file):
             return self.anatomy.part(name, self.view)
 
     def place(self, label: str) -> PartName:
@@ -419,7 +419,8 @@ class Parts(Mapping[str, Model]):
         # A pattern that means a single part names it as well.
         matches = self.matching(label)
         if len(matches) != 1:
-            raise unknown_part(label, self)
+            with naming_file(self.file):
+                raise unknown_part(label, self)
         return self._by_label[matches[0]]
 
     @checked
@@ -460,9 +461,10 @@ class Parts(Mapping[str, Model]):
         return _parts_table(self.names)
 
 
-def _naming_file(file: str | os.PathLike[str] | None) -> contextlib.AbstractContextManager[None]:
-    """Put the name of a file in front of every refusal, where there is a file."""
-    return contextlib.nullcontext() if file is None else naming(file)
+def naming_file(model: Any) -> contextlib.AbstractContextManager[None]:
+    """Put the name of the file of a model in front of every refusal, where there is a file."""
+    file = model.file if isinstance(model, Parts) else model
+    return naming(file) if isinstance(file, (str, os.PathLike)) else contextlib.nullcontext()
 
 
 class UnknownPart(ModelError, KeyError):
@@ -776,7 +778,7 @@ def parts(
         return SeriesParts(checkpoint, chosen, view)
     anatomy = opened(checkpoint)
     file = checkpoint if isinstance(checkpoint, (str, os.PathLike)) else None
-    with _naming_file(file):
+    with naming_file(file):
         return Parts(anatomy, chosen, view, file)
 
 

@@ -168,6 +168,8 @@ def _similarity_of_blocks(
     labels = one.matching(pattern)
     if not labels:
         raise ModelError(f"{a}: no MLP block is called {printable(pattern, 80)}; {one}")
+    for label in labels:
+        two.place(label)  # what is refused is refused before a line is printed
     results: dict[str, Any] = {}
     for n, label in enumerate(labels):
         first, second = one[label], two[label]
@@ -443,6 +445,8 @@ def _sentence(error: Exception) -> str:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     if isinstance(error, (TnsimError, OSError)):
         return str(error)
+    if isinstance(error, MemoryError):
+        return f"memory ran out: {error}; give the process more, or compare smaller networks"
     # An error that no code here foresaw; its class helps whoever reports it.
     kind = type(error).__name__
     return f"unforeseen {kind}: {error} (TNSIM_DEBUG=1 in the environment shows where)"

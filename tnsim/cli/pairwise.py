@@ -342,7 +342,7 @@ def pairwise(
     import tnsim
 
     _check_follow(follow, until, dry_run, as_json)
-    if distances is not None and "qk" not in (parts or "").split(","):
+    if distances is not None and "qk" not in _listed(parts or ""):
         raise typer.BadParameter("--distances are those of --parts qk, which are not given")
     networks = networks_of(reading, asked.metric if parts is None else None)
 
@@ -528,7 +528,12 @@ def _parts_of(series: Series, kinds: str, distances: str) -> SeriesParts:
         raise typer.BadParameter(
             f"--distances lists whole numbers, such as 1,2,4, found {distances!r}"
         ) from None
-    return tnsim.parts(series, kinds.split(","), distances=numbers)
+    return tnsim.parts(series, _listed(kinds), distances=numbers)
+
+
+def _listed(text: str) -> list[str]:
+    """Words with commas between, as `--distances` lists numbers."""
+    return [word.strip() for word in text.split(",")]
 
 
 def _say_costs(

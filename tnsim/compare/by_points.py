@@ -44,7 +44,7 @@ from tnsim.metrics.protocol import (
     points_for,
 )
 from tnsim.models.arrays import is_traced
-from tnsim.models.forward import directions, reading_layers
+from tnsim.models.forward import as_read, directions, reading_layers
 from tnsim.models.model import AnyModel, Model, kept_with
 from tnsim.problems import at_points
 from tnsim.problems.families import has_plan
@@ -195,14 +195,18 @@ def points_of(
         The points of a finite measure, or Gauss nodes that are exact for these polynomials.
 
     Raises:
-        ModelError: The metric has no inputs for these models.
+        ModelError: The metric has no inputs for these models, or inputs of another shape.
     """
     # Tokens have an exact plan up to a single attention layer.
     if isinstance(metric, Categorical) and metric.samples is None and has_plan(models, metric):
         return None
     if adds_up(metric):
         _check_concrete(metric)
-        return points_for(metric, reading_of(models))
+        points = points_for(metric, reading_of(models))
+        if not points.together:  # draws are of the form that models read
+            for model in models:
+                as_read(model, points.block(0, 1).inputs)
+        return points
     # A subclass may weigh inputs otherwise, so only the class itself has quadrature.
     if type(metric) is not Gaussian or not models:
         return None

@@ -50,6 +50,7 @@ from tnsim.compare.similarity import inner, similarity
 from tnsim.engine.precision import Arithmetic
 from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.compiling import compiler_options
+from tnsim.engine.runtime.devices import check_addresses
 from tnsim.errors import CaveatWarning, DuplicateWarning, ModelError, TnsimError, TooLarge
 from tnsim.metrics.metric import GaussianClosure
 from tnsim.metrics.protocol import Metric, Points, WeightedPoints
@@ -607,9 +608,14 @@ def _stacked_blocks(
     return np.array(groups), jax.tree.map(lambda *same: np.stack(same), *blocks)
 
 
-@cache
 def _program(function: Callable[..., Any], *static: int) -> Callable[..., Any]:
     """A function compiled once for all arrays of one shape, with these arguments static."""
+    check_addresses()
+    return _jitted(function, *static)
+
+
+@cache
+def _jitted(function: Callable[..., Any], *static: int) -> Callable[..., Any]:
     return jax.jit(function, static_argnums=static, compiler_options=compiler_options())
 
 
