@@ -277,7 +277,10 @@ def test_composition_through_layers_and_heads(rng):
 
 
 def test_layers_below_the_first_difference_run_once(rng, monkeypatch):
-    """Of two layers of three heads: 8 passes of the first, and of the second 4 on each of 8 states."""
+    """Of two layers of three heads: 8 passes of the first, and of the second 4 on each of 8 states.
+
+    8 more of each measure how far they enlarge rounding.
+    """
     from tnsim.models import layers as module
 
     model = tnsim.Model(
@@ -293,7 +296,7 @@ def test_layers_below_the_first_difference_run_once(rng, monkeypatch):
         module.Attention, "__call__", lambda self, x: runs.append(self) or call(self, x)
     )
     tnsim.paths(model, metric=tnsim.Empirical(rng.normal(size=(1, 2, 2))), by="head")
-    assert len(runs) == 8 + 8 * 4
+    assert len(runs) == 8 + 8 * 4 + 2 * 8
 
 
 def test_a_zero_matrix_ends_paths(rng):
@@ -414,6 +417,19 @@ def test_a_signal_begins_at_the_biases_of_legs(rng):
     constant = tnsim.Linear(np.zeros((2, 3)), bias=down @ (left * right))
     wanted = tnsim.inner(tnsim.Model([constant]), model) / tnsim.inner(model, model)
     assert_close(found.share[0], wanted, rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["gaussian", "empirical"])
+def test_linear_layers_that_undo_each_other(name, rng):
+    """Shares were off by .9 without a warning, where each layer by itself loses few digits."""
+    metric = tnsim.Gaussian() if name == "gaussian" else tnsim.Empirical(rng.normal(size=(20, 2)))
+    turned = [np.linalg.qr(rng.normal(size=(2, 2)))[0] for _ in range(6)]
+    skewed = [u @ np.diag([1e3, 1e-3]) @ v for u, v in zip(turned[::2], turned[1::2], strict=True)]
+    undone = [np.linalg.inv(matrix) for matrix in reversed(skewed)]
+    layers = [tnsim.Residual(bilinear(rng, 2, 3, 2)) for _ in range(2)]
+    between = [tnsim.Linear(matrix / 2) for matrix in (*skewed, *undone)]
+    with refused("has no digits left", tnsim.errors.ResultError):
+        tnsim.paths(tnsim.Model([layers[0], *between, layers[1]]), None, metric)
 
 
 @pytest.mark.parametrize("name", ["gaussian", "empirical"])

@@ -104,7 +104,7 @@ from tnsim.tables import guarantee, html_table
 MOST_SWITCHED = 1024
 """Most switched models of one question; their inner products are a matrix of this size."""
 _LARGE = 1e3
-"""Largest weight or bias of a model in which nothing need cancel to more than half of the digits
+"""Largest weight or bias of a layer in which nothing need cancel to more than half of the digits
 of float64."""
 START, REST = "embed", "remainder"
 """Label of the path through no component, and of paths that are not told apart."""
@@ -762,9 +762,10 @@ def _error_of_shares(bra: _Side, ket: _Side, inner: Gram, setting: Setting, degr
     factors = []
     for side in (bra, ket):
         # In float64 the largest model tells for all what cancels within layers that are always on,
-        # which takes digits where numbers are large.
+        # along plans where numbers are large: bonds have the bases of their states there.
         told = side.models if setting.dtype == "float32" else side.models[-1:]
-        if setting.dtype == "float64" and _largest_weight(told[0]) < _LARGE:
+        along_plans = setting.dtype == "float64" and inner.points is None
+        if along_plans and _largest_weight(told[0]) < _LARGE:
             factors.append(np.ones(1))
             continue
         factors.append(np.array([setting.enlarged(model, inner.points) for model in told]))
