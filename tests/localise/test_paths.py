@@ -376,6 +376,18 @@ def test_what_has_no_paths_is_refused_in_one_line(rng):
         crossed.share  # noqa: B018
 
 
+def test_shares_of_orthogonal_models(rng):
+    """An even function beside an odd one: what rounding left of their product was split."""
+    odd = tnsim.Model([tnsim.Residual(tnsim.Linear(rng.normal(size=(2, 2)))) for _ in range(2)])
+    even = tnsim.Model([bilinear(rng, 2, 3, 2)])
+    inputs = rng.normal(size=(5, 2))
+    both_signs = tnsim.Empirical(np.concatenate([inputs, np.roll(-inputs, 1, axis=0)]))
+    with refused("a share of a path has no digits left", tnsim.errors.ResultError):
+        tnsim.paths(odd, even, both_signs)
+    apart = tnsim.Empirical([[1.0, 0.0], [-1.0, 0.0]])
+    assert not tnsim.paths(odd, even, apart, dtype="float32").values.any()
+
+
 def with_cancelling_units(rng, size):
     """Two residual layers of hidden units that nearly undo their copies, `size` times as large."""
     layers = []

@@ -648,7 +648,7 @@ def _compared(a: Model, b: Model | None, setting: Setting, question: _Question) 
         ket = bra if len(both) == 1 else _side(both[1], parts[1], question)
         inner = gram(bra.models, None if ket is bra else ket.models, setting)
         for axis in (0, 1):  # a model that is zero with all others has lost its states
-            precision.check_terms(abs(inner.values).max(axis=axis), dtype)
+            precision.check_terms(inner.sizes.max(axis=axis), dtype)
         error = _error_of_shares(bra, ket, inner, setting, degree)
     precision.report(error, "a share of a path", Arithmetic(degree, dtype))
     # Inner products are bilinear, so those of paths are the signed sums on both sides.
@@ -739,7 +739,7 @@ def _products_of_units(
         total: Any = 0.0
         for count, one, two in zip(bra.counts, bra.positions, ket.positions, strict=True):
             total = total + count * products_of_parts(one.first, two.first, (first, second))
-    return Gram(total, float(bra.exponent + ket.exponent))
+    return Gram(total, abs(total), float(bra.exponent + ket.exponent))
 
 
 def _with_bias(
@@ -758,7 +758,6 @@ def _error_of_shares(bra: _Side, ket: _Side, inner: Gram, setting: Setting, degr
     total = abs((bra.signs @ inner.values @ ket.signs.T).sum())
     if not total:
         return 0.0
-    sizes = abs(inner.values)
     factors = []
     for side in (bra, ket):
         # In float64 the largest model tells for all what cancels within layers that are always on,
@@ -769,7 +768,7 @@ def _error_of_shares(bra: _Side, ket: _Side, inner: Gram, setting: Setting, degr
             factors.append(np.ones(1))
             continue
         factors.append(np.array([setting.enlarged(model, inner.points) for model in told]))
-    sizes = sizes * precision.of_pair(factors[0][:, None], factors[1])
+    sizes = inner.sizes * precision.of_pair(factors[0][:, None], factors[1])
     # What the signed sums add up in absolute values: their rounding, relative to the total that
     # shares are shares of.
     most = (abs(bra.signs) @ sizes @ abs(ket.signs).sum(axis=0)).max()
