@@ -384,6 +384,10 @@ def test_shares_of_orthogonal_models(rng):
     both_signs = tnsim.Empirical(np.concatenate([inputs, np.roll(-inputs, 1, axis=0)]))
     with refused("a share of a path has no digits left", tnsim.errors.ResultError):
         tnsim.paths(odd, even, both_signs)
+    first, last = linear(rng, 3, 5), linear(rng, 5, 2)
+    units = [tnsim.Model([first, tnsim.Elementwise(name), last]) for name in ("tanh", "abs")]
+    with refused("a share of a path has no digits left", tnsim.errors.ResultError):
+        tnsim.paths(*units, by="unit")
     apart = tnsim.Empirical([[1.0, 0.0], [-1.0, 0.0]])
     assert not tnsim.paths(odd, even, apart, dtype="float32").values.any()
 
