@@ -758,8 +758,9 @@ class Expression:
             }
             total = self._contracted_sum(moved or leaves, self.plan.dtype, self.tier, is_scaled)
             value, exponent = jax.device_get(total)
-            # Float64 holds the exponent, whatever the precision of the run.
-            value = np.asarray(value, np.result_type(value, np.float64))[()]
+            # Float64 holds the exponent, whatever the precision of the run. The only copy of the
+            # value, which may be an array of the networks.
+            value = np.array(value, np.result_type(value, np.float64))[()]
             is_finite = bool(np.isfinite(value).all())
             # Numbers below the normal ones are rounded to few digits, down to none. Of few tensors
             # a zero is no underflow, as units are not that wrong.
@@ -797,7 +798,7 @@ class Expression:
             if isinstance(value, jax.Array):
                 return value * float(10.0**near) * float(np.exp2(exponent))
             if not (near or exponent):
-                return np.array(value)[()]  # the value itself may be an array of the networks
+                return value
             # The powers may make up for each other and for the value: it is brought near one first.
             own = np.float64(np.frexp(largest_of(value))[1])
             return power(shifted(value, -own) * 10.0**near, own + exponent)
