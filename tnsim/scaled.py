@@ -283,7 +283,24 @@ def power(mantissa: Any, exponent: Any) -> Any:
     # The rest lies in [-1/2, 1/2]; its power is a float near one, exactly 1 for a whole exponent.
     rest = xp.exp2(exponent - whole)
     with np.errstate(over="ignore"):
-        return shifted(mantissa * rest, whole)
+        product = mantissa * rest
+        # In the product itself: results may be large.
+        is_own = isinstance(product, np.ndarray) and product.dtype.kind == "f"
+        return shifted(product, whole, product if is_own else None)
+
+
+def largest_of(values: Any) -> Any:
+    """The largest absolute value of an array of NumPy, NaN where it has one.
+
+    Of real numbers no second array of their size is made.
+
+    Example:
+        >>> [float(largest_of(np.array(x))) for x in ([1.0, -2.0], [3.0j])]
+        [2.0, 3.0]
+    """
+    if np.iscomplexobj(values):
+        return np.abs(values).max()
+    return np.maximum(np.max(values), -np.min(values))
 
 
 def beyond_float(values: Any, mantissas: Any) -> bool:
@@ -295,7 +312,7 @@ def beyond_float(values: Any, mantissas: Any) -> bool:
     """
     # One number out of range makes the block unusable, while small ones beside a large one may
     # vanish.
-    largest = np.abs(values).max()
+    largest = largest_of(values)
     vanished = largest < np.finfo(np.float64).tiny and np.any(mantissas)
     return bool(np.isinf(largest) or vanished)
 

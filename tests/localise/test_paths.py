@@ -277,7 +277,10 @@ def test_composition_through_layers_and_heads(rng):
 
 
 def test_layers_below_the_first_difference_run_once(rng, monkeypatch):
-    """Of two layers of three heads: 8 passes of the first, and of the second 4 on each of 8 states."""
+    """Of two layers of three heads: 8 passes of the first, and of the second 4 on each of 8 states.
+
+    8 more of each measure how far they enlarge rounding.
+    """
     from tnsim.models import layers as module
 
     model = tnsim.Model(
@@ -293,7 +296,7 @@ def test_layers_below_the_first_difference_run_once(rng, monkeypatch):
         module.Attention, "__call__", lambda self, x: runs.append(self) or call(self, x)
     )
     tnsim.paths(model, metric=tnsim.Empirical(rng.normal(size=(1, 2, 2))), by="head")
-    assert len(runs) == 8 + 8 * 4
+    assert len(runs) == 8 + 8 * 4 + 2 * 8
 
 
 def test_a_zero_matrix_ends_paths(rng):
@@ -373,6 +376,24 @@ def test_what_has_no_paths_is_refused_in_one_line(rng):
         crossed.share  # noqa: B018
 
 
+def test_shares_of_orthogonal_models(rng):
+    """An even function beside an odd one: what rounding left of their product was split."""
+    odd = tnsim.Model([tnsim.Residual(tnsim.Linear(rng.normal(size=(2, 2)))) for _ in range(2)])
+    even = tnsim.Model([bilinear(rng, 2, 3, 2)])
+    inputs = rng.normal(size=(5, 2))
+    both_signs = tnsim.Empirical(np.concatenate([inputs, np.roll(-inputs, 1, axis=0)]))
+    # By chance rounding leaves nothing.
+    no_shares = "a share of a path has no digits left|the inner product of the models is zero"
+    with refused(no_shares, tnsim.errors.ResultError):
+        tnsim.paths(odd, even, both_signs).share  # noqa: B018
+    first, last = linear(rng, 3, 5), linear(rng, 5, 2)
+    units = [tnsim.Model([first, tnsim.Elementwise(name), last]) for name in ("tanh", "abs")]
+    with refused(no_shares, tnsim.errors.ResultError):
+        tnsim.paths(*units, by="unit").share  # noqa: B018
+    apart = tnsim.Empirical([[1.0, 0.0], [-1.0, 0.0]])
+    assert not tnsim.paths(odd, even, apart, dtype="float32").values.any()
+
+
 def with_cancelling_units(rng, size):
     """Two residual layers of hidden units that nearly undo their copies, `size` times as large."""
     layers = []
@@ -414,6 +435,19 @@ def test_a_signal_begins_at_the_biases_of_legs(rng):
     constant = tnsim.Linear(np.zeros((2, 3)), bias=down @ (left * right))
     wanted = tnsim.inner(tnsim.Model([constant]), model) / tnsim.inner(model, model)
     assert_close(found.share[0], wanted, rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["gaussian", "empirical"])
+def test_linear_layers_that_undo_each_other(name, rng):
+    """Shares were off by .9 without a warning, where each layer by itself loses few digits."""
+    metric = tnsim.Gaussian() if name == "gaussian" else tnsim.Empirical(rng.normal(size=(20, 2)))
+    turned = [np.linalg.qr(rng.normal(size=(2, 2)))[0] for _ in range(6)]
+    skewed = [u @ np.diag([1e3, 1e-3]) @ v for u, v in zip(turned[::2], turned[1::2], strict=True)]
+    undone = [np.linalg.inv(matrix) for matrix in reversed(skewed)]
+    layers = [tnsim.Residual(bilinear(rng, 2, 3, 2)) for _ in range(2)]
+    between = [tnsim.Linear(matrix / 2) for matrix in (*skewed, *undone)]
+    with refused("has no digits left", tnsim.errors.ResultError):
+        tnsim.paths(tnsim.Model([layers[0], *between, layers[1]]), None, metric)
 
 
 @pytest.mark.parametrize("name", ["gaussian", "empirical"])

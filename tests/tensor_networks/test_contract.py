@@ -1,5 +1,7 @@
 """Sums of quimb networks: equal to quimb, to dense einsum and to `inner`; shared, bounded, transformed, refused."""
 
+import tracemalloc
+
 import backends
 import cases
 import cotengra
@@ -441,6 +443,18 @@ def test_budgets_hold_before_anything_starts(rng, monkeypatch):
     with refused(r"a sum of 2 networks needs .* multiplications here", tnsim.TooLarge):
         twice = [(1.0, ring), (2.0, chain(rng, 6, 8))]
         tnsim.tensor_networks.contract(twice, budget=tnsim.Budget(multiplications=10))
+
+
+@pytest.mark.parametrize(("dtype", "most"), [("float64", 2.2), ("float32", 1.7)])
+def test_a_large_sum_is_copied_once(dtype, most, rng):
+    """A sum of 512 MiB took 2 GiB, of which the plan told 0.7."""
+    network = qtn.Tensor(rng.normal(size=(500, 2)), "ac") & qtn.Tensor(np.ones((2, 500)), "cb")
+    run = tnsim.tensor_networks.contract_expression(network, backend="numpy", dtype=dtype)
+    size = run().nbytes
+    tracemalloc.start()
+    run()
+    assert tracemalloc.get_traced_memory()[1] < most * size
+    tracemalloc.stop()
 
 
 def test_arrays_of_any_library(rng):

@@ -33,7 +33,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, Literal, NamedTuple, TypeAlias, overload
 
 import jax
 import numpy as np
@@ -104,10 +104,12 @@ from tnsim.tables import guarantee, html_table
 MOST_SWITCHED = 1024
 """Most switched models of one question; their inner products are a matrix of this size."""
 _LARGE = 1e3
-"""Largest weight or bias of a model in which nothing need cancel to more than half of the digits
+"""Largest weight or bias of a layer in which nothing need cancel to more than half of the digits
 of float64."""
 START, REST = "embed", "remainder"
 """Label of the path through no component, and of paths that are not told apart."""
+_Parts: TypeAlias = tuple[PreparedModel, np.ndarray | None]
+"""A model as prepared, and its bias in the same scale; None where the bias is no component."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -642,13 +644,13 @@ def _compared(a: Model, b: Model | None, setting: Setting, question: _Question) 
         bra, ket = (_side_of_units(own, question) for own in (parts[0], parts[-1]))
         total = abs((bra.signs @ inner.values @ ket.signs.T).sum())
         rounding = Arithmetic(degree, dtype).rounding
-        error = float(rounding * abs(inner.values).sum() / total) if total else 0.0
+        error = float(rounding * inner.sizes.sum() / total) if total else 0.0
     else:
         bra = _side(a, parts[0], question)
         ket = bra if len(both) == 1 else _side(both[1], parts[1], question)
         inner = gram(bra.models, None if ket is bra else ket.models, setting)
         for axis in (0, 1):  # a model that is zero with all others has lost its states
-            precision.check_terms(abs(inner.values).max(axis=axis), dtype)
+            precision.check_terms(inner.sizes.max(axis=axis), dtype)
         error = _error_of_shares(bra, ket, inner, setting, degree)
     precision.report(error, "a share of a path", Arithmetic(degree, dtype))
     # Inner products are bilinear, so those of paths are the signed sums on both sides.
@@ -733,19 +735,26 @@ def _products_of_units(
         A `Gram`, the path of no component first, then each component in order.
     """
     with execution.precision():
-        (bra, first), (ket, second) = (
-            _with_bias(model, own, setting) for model, own in zip((a, b), parts, strict=True)
-        )
-        total: Any = 0.0
-        for count, one, two in zip(bra.counts, bra.positions, ket.positions, strict=True):
-            total = total + count * products_of_parts(one.first, two.first, (first, second))
-    return Gram(total, float(bra.exponent + ket.exponent))
+        sides = [_with_bias(model, own, setting) for model, own in zip((a, b), parts, strict=True)]
+        values = _products_of_parts(*sides)
+        own = (values, values) if b is a else (_products_of_parts(x, x) for x in sides)
+        lengths = [np.sqrt(np.maximum(matrix.diagonal(), 0.0)) for matrix in own]
+    return Gram(values, np.outer(*lengths), float(sum(made.exponent for made, _ in sides)))
 
 
-def _with_bias(
-    model: Model, parts: Sequence[Component], setting: Setting
-) -> tuple[PreparedModel, np.ndarray | None]:
-    """A model as prepared, and its bias in the same scale; None where it is no component."""
+def _products_of_parts(a: _Parts, b: _Parts) -> np.ndarray:
+    """The inner products of the parts of two models, over their pairs of positions."""
+    (bra, first), (ket, second) = a, b
+    pairs = zip(bra.counts, bra.positions, ket.positions, strict=True)
+    products = (
+        count * products_of_parts(one.first, two.first, (first, second))
+        for count, one, two in pairs
+    )
+    return sum(products, np.zeros(()))
+
+
+def _with_bias(model: Model, parts: Sequence[Component], setting: Setting) -> _Parts:
+    """A model as prepared, with its bias."""
     reading = model.d_in, model.n_ctx
     made = units_under(hidden_units(model), setting.metric, reading, KERNEL_DTYPE)
     # The bias of the nonlinear layer is told apart from all other constants.
@@ -758,21 +767,23 @@ def _error_of_shares(bra: _Side, ket: _Side, inner: Gram, setting: Setting, degr
     total = abs((bra.signs @ inner.values @ ket.signs.T).sum())
     if not total:
         return 0.0
-    sizes = abs(inner.values)
     factors = []
     for side in (bra, ket):
         # In float64 the largest model tells for all what cancels within layers that are always on,
-        # which takes digits where numbers are large.
+        # along plans where numbers are large: bonds have the bases of their states there.
         told = side.models if setting.dtype == "float32" else side.models[-1:]
-        if setting.dtype == "float64" and _largest_weight(told[0]) < _LARGE:
+        along_plans = setting.dtype == "float64" and inner.points is None
+        if along_plans and _largest_weight(told[0]) < _LARGE:
             factors.append(np.ones(1))
             continue
         factors.append(np.array([setting.enlarged(model, inner.points) for model in told]))
-    sizes = sizes * precision.of_pair(factors[0][:, None], factors[1])
-    # What the signed sums add up in absolute values: their rounding, relative to the total that
-    # shares are shares of.
-    most = (abs(bra.signs) @ sizes @ abs(ket.signs).sum(axis=0)).max()
-    return float(Arithmetic(degree, setting.dtype).rounding * most / total)
+    sizes = inner.sizes * precision.of_pair(factors[0][:, None], factors[1])
+    # A share reads the whole second model, to which its paths sum up; what that sum adds up on the
+    # way is rounded as floats of 64 bits.
+    signs, rounding = abs(bra.signs), Arithmetic(degree, setting.dtype).rounding
+    read = (signs @ sizes @ abs(ket.signs.sum(axis=0))).max()
+    added = (signs @ sizes @ abs(ket.signs).sum(axis=0)).max()
+    return float((rounding * read + Arithmetic(degree, "float64").rounding * added) / total)
 
 
 def _largest_weight(model: Model) -> float:

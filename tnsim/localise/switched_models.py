@@ -60,7 +60,7 @@ from tnsim.problems import at_points
 from tnsim.problems.conditioning import amplification, cancellation_at, fits_float32
 from tnsim.problems.features import common_space
 from tnsim.problems.layer_kinds import kinds
-from tnsim.scaled import LOG_2, Scaled, ScaledSum, power
+from tnsim.scaled import LOG_2, ScaledSum, power
 
 NEAR = 1e-4
 """Change of a cosine below which it is computed from differences: 1 less a cosine near 1 has few
@@ -200,13 +200,16 @@ class Gram:
 
     Args:
         values: Inner products (rows, columns).
-        exponent: Exponent of their common scale.
+        sizes: What their rounding is relative to, as the products of the norms: models may be
+            orthogonal.
+        exponent: Exponent of the common scale of both.
         left_out: The same matrix without each group of draws, (groups, rows, columns), in scales
             of their own; None where nothing was sampled.
         points: Points at which all models ran; None along plans.
     """
 
     values: Float[np.ndarray, "rows columns"]
+    sizes: Float[np.ndarray, "rows columns"]
     exponent: float
     left_out: Float[np.ndarray, "groups rows columns"] | None = None
     points: Points | None = None
@@ -241,25 +244,25 @@ def gram(rows: Sequence[Model], columns: Sequence[Model] | None, setting: Settin
         setting.dtype,
         setting.budget,
     )
-    values, exponent = _in_one_scale(at_points.over_groups(sums.products))
+    in_one_scale = _in_one_scale(at_points.over_groups(sums.products))
     left_out = None
     # Groups without weight have no values to leave out.
     counted = sums.shares > 0
     if points.drawn and np.count_nonzero(counted) > 1:
         left_out, exponents = without_each(sums.products, counted)
         left_out = left_out * np.exp2(exponents - exponents.max())
-    return Gram(values, exponent, left_out, points)
+    return Gram(*in_one_scale, left_out, points)
 
 
-def _in_one_scale(products: ScaledSum) -> Scaled[Float[np.ndarray, "rows columns"]]:
-    """Values relative to the largest scale among them."""
-    # A mantissa of zero has no scale, and must not set the common one.
-    exponents = np.where(products.mantissa == 0, -np.inf, products.exponent)
-    top = float(exponents.max())
+def _in_one_scale(products: ScaledSum) -> tuple[np.ndarray, np.ndarray, float]:
+    """Values and sizes relative to the largest scale among them, and its exponent."""
+    values, exponents, sizes = map(np.asarray, products)
+    # A size of zero has no scale, and must not set the common one.
+    top = float(np.where(sizes == 0, -np.inf, exponents).max())
     if math.isinf(top):
-        return Scaled(np.zeros(products.mantissa.shape), 0.0)
-    factors = np.exp2(np.minimum(products.exponent - top, 0.0))
-    return Scaled(np.asarray(products.mantissa * factors), top)
+        return np.zeros(values.shape), np.zeros(values.shape), 0.0
+    factors = np.exp2(np.minimum(exponents - top, 0.0))
+    return values * factors, sizes * factors, top
 
 
 def along_plans(
@@ -282,8 +285,10 @@ def along_plans(
         np.asarray(products["sign"], np.float64),
         np.asarray(products["log_inner"], np.float64),
     )
-    values, exponent = _in_one_scale(ScaledSum(sign, log / LOG_2, abs(sign)))
-    return Gram(values, exponent)
+    first, second = (np.asarray(products[f"log_norm_{side}"], np.float64) for side in "ab")
+    norms = (first[:, None] + second) / 2
+    cosines = ScaledSum(sign * np.exp(log - norms), norms / LOG_2, np.ones_like(norms))
+    return Gram(*_in_one_scale(cosines))
 
 
 class Build(Protocol):

@@ -58,7 +58,15 @@ from tnsim.engine.search.paths import searched_by
 from tnsim.errors import ModelError, TnsimError
 from tnsim.models.arrays import Array, as_array, host_array, requires_grad
 from tnsim.options import checked, is_list, shown
-from tnsim.scaled import Scaled, beyond_float, library, not_differentiated, power, shifted
+from tnsim.scaled import (
+    Scaled,
+    beyond_float,
+    largest_of,
+    library,
+    not_differentiated,
+    power,
+    shifted,
+)
 
 if TYPE_CHECKING:
     import quimb.tensor as qtn
@@ -750,12 +758,13 @@ class Expression:
             }
             total = self._contracted_sum(moved or leaves, self.plan.dtype, self.tier, is_scaled)
             value, exponent = jax.device_get(total)
-            # Float64 holds the exponent, whatever the precision of the run.
-            value = np.asarray(value, np.result_type(value, np.float64))[()]
+            # Float64 holds the exponent, whatever the precision of the run. The only copy of the
+            # value, which may be an array of the networks.
+            value = np.array(value, np.result_type(value, np.float64))[()]
             is_finite = bool(np.isfinite(value).all())
             # Numbers below the normal ones are rounded to few digits, down to none. Of few tensors
             # a zero is no underflow, as units are not that wrong.
-            is_normal = np.abs(value).max() >= np.finfo(self.plan.dtype).tiny
+            is_normal = largest_of(value) >= np.finfo(self.plan.dtype).tiny
             is_done = is_finite and (is_normal or tensors < _FEW)
             if is_done or not is_scaled or most - least < _CLOSE:
                 return value, float(exponent)
@@ -788,10 +797,13 @@ class Expression:
             exponent = exponent + (of_ten - near) * np.log2(10.0)
             if isinstance(value, jax.Array):
                 return value * float(10.0**near) * float(np.exp2(exponent))
+            if not (near or exponent):
+                return value
             # The powers may make up for each other and for the value: it is brought near one first.
-            own = np.float64(np.frexp(abs(value).max())[1])
+            own = np.float64(np.frexp(largest_of(value))[1])
             return power(shifted(value, -own) * 10.0**near, own + exponent)
-        xp, largest = library(value), abs(value).max()
+        xp = library(value)
+        largest = largest_of(value) if xp is np else abs(value).max()
         # A result of zero has no logarithm.
         largest = xp.where(largest > 0, largest, 1.0)
         return value / largest, xp.log10(largest) + exponent * np.log10(2.0) + of_ten
