@@ -191,9 +191,8 @@ class Contractions:
     @property
     def search(self) -> float:
         """See `routes.Route`."""
-        return self._search
+        return self.question.once(Contractions, self._search)
 
-    @cached_property
     def _search(self) -> float:
         question, (a, b) = self.question, self._example
         several = [kinds(a), kinds(b)]

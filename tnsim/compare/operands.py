@@ -50,8 +50,6 @@ V = TypeVar("V")
 _FAR = 2**14
 """An exponent of two beyond all floats."""
 
-_metric_digest = per_object_cache(digest_of)
-
 
 def numbered_models(first: AnyModel, second: AnyModel) -> tuple[list[Model], Places]:
     """The distinct models of two sums, and the numbers of those that each sum consists of.
@@ -280,6 +278,7 @@ def _fixed(made: Model) -> None:
             leaf.flags.writeable = False
 
 
+@per_object_cache
 def content(metric: Metric) -> Hashable:
     """The class of a metric and a digest of its numbers: equal for metrics of equal moments.
 
@@ -288,7 +287,7 @@ def content(metric: Metric) -> Hashable:
         >>> content(tnsim.Gaussian(mean=[1.0])) == content(tnsim.Gaussian(mean=[1.0]))
         True
     """
-    return type(metric), _metric_digest(metric) if jax.tree.leaves(metric) else None
+    return type(metric), digest_of(metric) if jax.tree.leaves(metric) else None
 
 
 def placed_weights(

@@ -426,12 +426,12 @@ class Model(_Vector):
         """
         return math.prod(_layer_growth(layer) for layer in self.layers)
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         """Number of weights, without the skips and scales of residuals."""
         return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(self) if np.ndim(leaf))
 
-    @property
+    @cached_property
     def attends(self) -> bool:
         """Whether any layer mixes positions."""
         return any(isinstance(innermost(layer), Attention) for layer in self.layers)
