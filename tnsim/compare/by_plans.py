@@ -438,10 +438,18 @@ def planned_pairs(
         # A model with itself has one plan for AA, which serves AB and BB: its cosine is then 1 to
         # the last bit.
         alone = a is b or (not traced and same_weights(a, b))
-        family = choose(a, None if alone else b, request.metric)
+        family = _family_of(a, None if alone else b, request.metric, traced)
         pairs.append(PlannedPair(one, two, family, SELF if alone else wanted))
         pairs[-1].plan(request)  # refused before anything runs
     return pairs
+
+
+def _family_of(a: Model, b: Model | None, metric: Metric, traced: bool) -> Family:
+    """See `choose`, which depends on kinds of layers and on the moments of the metric alone."""
+    if traced:
+        return choose(a, b, metric)
+    key = choose, kinds(a), None if b is None else kinds(b), a.n_ctx, content(metric)
+    return session().results.get(key, lambda: choose(a, b, metric))
 
 
 def products_of(

@@ -58,7 +58,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import cache
 from typing import NamedTuple
 
@@ -201,6 +201,11 @@ def position_shape(name: str, n_ctx: int) -> tuple[int, ...] | None:
     pattern, place = _leaf_patterns()[name]
     axes = len(pattern.outputs) if place is None else 1
     return (_tuple_count(pattern, n_ctx), *(n_ctx,) * axes)
+
+
+def position_leaves(names: Collection[str]) -> list[str]:
+    """Those of some names that have a `position_array`."""
+    return [name for name in names if name in _leaf_patterns()]
 
 
 def position_array(name: str, n_ctx: int) -> Float[np.ndarray, "tuples ..."]:
