@@ -133,10 +133,16 @@ def plan_for(
 
     def planned() -> Plan:
         with planning(family.name):
-            problem = family.problem(pairs, slices)  # refuses trees of too many legs
-            # A plan with moment nodes runs once at each, and a budget counts all runs.
-            runs = len(family.nodes.points) if family.nodes else 1
-            return plan_problem(problem, family.name, family.exact, dtype, large, runs, limit)
+            return plan_problem(
+                family.problem(pairs, slices),  # refuses trees of too many legs
+                family.name,
+                family.exact,
+                dtype,
+                large,
+                # A plan with moment nodes runs once at each, and a budget counts all runs.
+                len(family.nodes.points) if family.nodes else 1,
+                limit,
+            )
 
     # The limit ends a search and changes no plan.
     return session().results.get((plan_for, family, pairs, slices, dtype, large), planned)
