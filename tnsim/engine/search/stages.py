@@ -478,7 +478,7 @@ def build_program(
         large: Elements beyond which an intermediate is computed in chunks.
     """
     search = RouteSearch(large)
-    search.cheapest_ways(stage, shapes)  # for the routes that it finds; terms have one way left
+    search.search_all(stage, shapes)
     # Both attempts share the canonical forms of networks.
     forms: Forms = {}
 
