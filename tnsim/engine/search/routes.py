@@ -23,7 +23,16 @@ from tnsim.engine.ir.problem import Definition, Stage, Term
 from tnsim.engine.ir.program import Operation
 from tnsim.engine.search import paths
 from tnsim.engine.search.paths import Path, Route
-from tnsim.engine.search.sharing import Builder, Label, Use, WeightedValue, price, program_of, total
+from tnsim.engine.search.sharing import (
+    Builder,
+    Label,
+    Use,
+    WeightedValue,
+    laid_out,
+    price,
+    program_of,
+    total,
+)
 from tnsim.errors import TooLarge
 
 Structure = tuple[tuple[tuple[int, ...], ...], tuple[int, ...], tuple[tuple[int, int], ...]]
@@ -187,7 +196,7 @@ def _in_chunks(
         labels = tuple(label for label in use.labels if label not in chunks)
         operands.append(Use(inner.atom(tuple(sizes[label] for label in labels)), labels))
     result = inner.ordered(_along_path(inner, operands, output, path), output)
-    body = program_of(inner, [result.value], len(uses))
+    body = laid_out(program_of(inner, [result.value], len(uses)))
     operation = Operation(
         kind="loop",
         args=tuple(use.value for use in uses),
