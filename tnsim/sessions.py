@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
 from itertools import count
-from typing import Any, Generic, Literal, ParamSpec, TypeVar, TypeVarTuple
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, TypeVarTuple
 from weakref import WeakKeyDictionary
 
 from tnsim.errors import ModelError
@@ -382,6 +382,41 @@ def per_object_cache(function: Callable[[T, *Arguments], V]) -> Callable[[T, *Ar
     def recalled(owner: T, *args: *Arguments) -> V:
         belongings = session().belongings
         return belongings.get(owner, (function, args), lambda: function(owner, *args))
+
+    return recalled
+
+
+def own_cache(method: Callable[Concatenate[T, P], V]) -> Callable[Concatenate[T, P], V]:
+    """Cache the results of a method in its object.
+
+    `functools.cache` of a bound method makes a cycle of references: the object, and all that it
+    holds, would stay until the next collection of garbage.
+
+    Args:
+        method: Method of hashable positional arguments.
+
+    Returns:
+        The same method, which runs once for each object and set of arguments.
+
+    Example:
+        >>> class Squares:
+        ...     @own_cache
+        ...     def of(self, n):
+        ...         print("computed")
+        ...         return n * n
+        >>> squares = Squares()
+        >>> squares.of(3), squares.of(3)
+        computed
+        (9, 9)
+    """
+
+    @wraps(method)
+    def recalled(self: T, *args: P.args, **kwargs: P.kwargs) -> V:
+        known = vars(self).setdefault("known", {})
+        key = recalled, args
+        if key not in known:
+            known[key] = method(self, *args, **kwargs)
+        return known[key]
 
     return recalled
 

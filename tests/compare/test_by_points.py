@@ -448,6 +448,10 @@ def test_quadrature_covers_what_each_model_reads(rng, monkeypatch):
     assert_close(value, products[0][1] / norms.prod(), scale=1.0, rtol=1e-12)
     matrix = tnsim.pairwise(models).similarity.values
     assert_close(matrix, products / norms / norms[:, None], scale=1.0, rtol=1e-12)
+    # Routes are weighed once for models of equal layers, and by what these models read.
+    alike = tnsim.Model([tnsim.Linear(a.layers[0].weight), bilinear(rng, 2, 3, 2), rest[1]])
+    passes = [tnsim.plan(x, y).fact("forward passes") for x, y in ((a, b), (alike, b), (alike, a))]
+    assert passes == [5**4, 5**4, 5**2]
 
 
 def test_quadrature_reads_rows_of_any_size(rng):

@@ -131,8 +131,17 @@ def test_the_conditioning_of_a_model_is_measured_once(rng, monkeypatch):
     a, b, c = (model_of(rng) for _ in range(3))
     for other in (b, c):
         tnsim.similarity(a, other, tnsim.TreeSymmetric())
+    tnsim.pairwise([a, b, c], tnsim.TreeSymmetric())
     assert len(counted) >= 3  # a model and the same model in another gauge, which is a new model
     assert len(counted) == len(set(map(id, counted)))
+
+
+def test_a_metric_that_is_no_pytree_is_what_it_is_alone():
+    class Own:
+        name = "own"
+
+    one, other = Own(), Own()
+    assert operands.content(one) == operands.content(one) != operands.content(other)
 
 
 @pytest.mark.slow

@@ -163,6 +163,16 @@ def test_shared_work_is_done_once():
     assert saved == 2 * rank**2 * width
 
 
+def test_attention_of_a_model_with_itself_has_the_plan_of_two_models():
+    eye = np.eye(2)
+    block = tnsim.Residual(tnsim.Attention(*[eye] * 6, n_heads=1))
+    layers = tnsim.Linear(eye), block, tnsim.Linear(eye)
+    models = [tnsim.Model(layers, n_ctx=2) for _ in range(2)]
+    plan = tnsim.plan(*models, METRICS["closure"], cosine=True).contraction
+    ends = {name: stage.program for stage in plan.stages for name in stage.outputs}
+    assert len({ends[f"cov.{pair}@1"] for pair in ("AA", "AB", "BB")}) == 1
+
+
 def test_program_counts():
     """Costs, peak and shapes of a program written by hand: (2x3)(3x4), then times a vector."""
     program = Program(

@@ -33,6 +33,7 @@ from tnsim.all_pairs.ways import (
     Sizes,
 )
 from tnsim.compare.by_plans import AROUND, PREPARING, Contractions, affordable, mean_in_units
+from tnsim.compare.operands import in_units_of_run
 from tnsim.compare.request import CROSS, SELF, Estimate, Question
 from tnsim.engine.hoisting import COMPILING, ONE, Share, Shares, shares, uncut
 from tnsim.engine.ir.problem import ITEM_BYTES
@@ -46,7 +47,6 @@ from tnsim.models.model import Model, with_dense_matrices
 from tnsim.names import SIDES, Pair, Side, side_of
 from tnsim.problems.families import Family, choose
 from tnsim.problems.layer_kinds import Kinds, kinds
-from tnsim.problems.units import scaled_under
 from tnsim.scaled import ScaledSum, add, contribution, taken
 
 WORTH = 2**22
@@ -334,7 +334,7 @@ class Contracted(ByPairs):
         setting = job.setting
         # In units that all models of the run share.
         dense = map(with_dense_matrices, of.models)  # as `by_plans` has them
-        made = [scaled_under(model, setting.units, setting.slices) for model in dense]
+        made = [in_units_of_run(model, setting.units, setting.slices) for model in dense]
         exponents = np.array([model.exponent for model in made])
         factors = np.array([model.cancels for model in made])
         values = tuple(model.value for model in made)

@@ -45,6 +45,7 @@ from tnsim.compare.by_features import Vectors
 from tnsim.compare.by_kernels import Kernels, prepared_under
 from tnsim.compare.by_points import AtPoints, are_inputs, route_name
 from tnsim.compare.numbers import cosine_error
+from tnsim.compare.operands import in_units_of_run
 from tnsim.compare.request import CROSS, Estimate, Question, summands
 from tnsim.engine.planner import Budget
 from tnsim.engine.runtime import execution
@@ -59,7 +60,6 @@ from tnsim.problems.at_points import GROUPS, Part, Sums
 from tnsim.problems.features import FeatureBlock, FeatureSpace
 from tnsim.problems.kernels import KERNEL_DTYPE, PreparedModel, host_sum, mean_part, product_of
 from tnsim.problems.layer_kinds import Kinds, kinds
-from tnsim.problems.units import scaled_under
 from tnsim.scaled import ScaledSum, stacked
 
 # Inputs on which a function runs at once for its digest, and bytes of their outputs. They follow no
@@ -87,7 +87,7 @@ class AsVectors(Blocks):
         units, slices = job.setting.units, job.setting.slices
         index, coefficients = of.terms
         # Models in scientific notation, in units that all models of the run share.
-        made = [scaled_under(model, units, slices) for model in of.models]
+        made = [in_units_of_run(model, units, slices) for model in of.models]
         weights = None
         # Where every entry is a single model with coefficient 1, features need no sums.
         if len(made) < len(index) or index.shape[1] > 1 or (coefficients != 1).any():

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -63,10 +62,9 @@ class Vectors:
 
     def estimate(self, limit: float = math.inf) -> Estimate:
         """See `routes.Route`."""
-        return self._estimate
+        return self.question.once((Vectors, self.space), self._estimated)
 
-    @cached_property
-    def _estimate(self) -> Estimate:
+    def _estimated(self) -> Estimate:
         question, space = self.question, self.space
         models, metric = question.distinct, question.metric
         several = [kinds(model) for model in models]
@@ -109,7 +107,7 @@ class Vectors:
         Raises:
             TooLarge: The computation would exceed the budget.
         """
-        estimate = self._estimate
+        estimate = self.estimate()
         self.check(estimate, request.budget)
         one, two = terms(first), terms(second)
         with announced(f"vectors of {estimate.metric}", estimate.seconds):
@@ -173,11 +171,15 @@ def space_of(question: Question) -> FeatureSpace | None:
     Args:
         question: Question that is not traced, of at least one model.
     """
-    models, metric = question.distinct, question.metric
-    several = [kinds(model) for model in models]
-    if any(kind.sparse for layers in several for kind in layers):
-        return receptive_fields(several, metric, models[0].n_ctx)
-    depth = nonlinear(*several)
-    if depth < 2 or not joins_whole_trees(type(metric), depth):
-        return None
-    return polynomials(several, metric, models[0].n_ctx)
+
+    def found() -> FeatureSpace | None:
+        models, metric = question.distinct, question.metric
+        several = [kinds(model) for model in models]
+        if any(kind.sparse for layers in several for kind in layers):
+            return receptive_fields(several, metric, models[0].n_ctx)
+        depth = nonlinear(*several)
+        if depth < 2 or not joins_whole_trees(type(metric), depth):
+            return None
+        return polynomials(several, metric, models[0].n_ctx)
+
+    return question.once(space_of, found)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -184,7 +185,7 @@ class Kernels:
             return traced_products(first, second, places, request, GivenKernels())
         seconds = 0.0
         for (_, a), (_, b) in itertools.combinations_with_replacement((*one, *two), 2):
-            pair = Kernels(self.question._replace(models=(a, b), wanted=CROSS))
+            pair = Kernels(replace(self.question, models=(a, b), wanted=CROSS))
             estimate = pair.estimate()
             self.check(estimate, request.budget)
             seconds += estimate.seconds

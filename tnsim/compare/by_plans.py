@@ -133,10 +133,16 @@ def plan_for(
 
     def planned() -> Plan:
         with planning(family.name):
-            problem = family.problem(pairs, slices)  # refuses trees of too many legs
-            # A plan with moment nodes runs once at each, and a budget counts all runs.
-            runs = len(family.nodes.points) if family.nodes else 1
-            return plan_problem(problem, family.name, family.exact, dtype, large, runs, limit)
+            return plan_problem(
+                family.problem(pairs, slices),  # refuses trees of too many legs
+                family.name,
+                family.exact,
+                dtype,
+                large,
+                # A plan with moment nodes runs once at each, and a budget counts all runs.
+                len(family.nodes.points) if family.nodes else 1,
+                limit,
+            )
 
     # The limit ends a search and changes no plan.
     return session().results.get((plan_for, family, pairs, slices, dtype, large), planned)
@@ -191,9 +197,8 @@ class Contractions:
     @property
     def search(self) -> float:
         """See `routes.Route`."""
-        return self._search
+        return self.question.once(Contractions, self._search)
 
-    @cached_property
     def _search(self) -> float:
         question, (a, b) = self.question, self._example
         several = [kinds(a), kinds(b)]
@@ -439,10 +444,18 @@ def planned_pairs(
         # A model with itself has one plan for AA, which serves AB and BB: its cosine is then 1 to
         # the last bit.
         alone = a is b or (not traced and same_weights(a, b))
-        family = choose(a, None if alone else b, request.metric)
+        family = _family_of(a, None if alone else b, request.metric, traced)
         pairs.append(PlannedPair(one, two, family, SELF if alone else wanted))
         pairs[-1].plan(request)  # refused before anything runs
     return pairs
+
+
+def _family_of(a: Model, b: Model | None, metric: Metric, traced: bool) -> Family:
+    """See `choose`, which depends on kinds of layers and on the moments of the metric alone."""
+    if traced:
+        return choose(a, b, metric)
+    key = choose, kinds(a), None if b is None else kinds(b), a.n_ctx, content(metric)
+    return session().results.get(key, lambda: choose(a, b, metric))
 
 
 def products_of(

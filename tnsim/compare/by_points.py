@@ -18,6 +18,7 @@ from typing import TypeAlias
 import numpy as np
 from jaxtyping import Float
 
+from tnsim.compare.operands import content
 from tnsim.compare.request import (
     Comparable,
     Estimate,
@@ -50,8 +51,12 @@ from tnsim.problems import at_points
 from tnsim.problems.families import has_plan
 from tnsim.problems.layer_kinds import joined_levels, kinds
 from tnsim.scaled import taken
+from tnsim.sessions import session, session_cache
 
 Rows: TypeAlias = Float[np.ndarray, "rows in"]
+_FULL = 1e-6
+"""Smallest over largest singular value of rows that surely span all directions; others are looked
+at together, with those of the other models."""
 
 
 class AtPoints:
@@ -76,6 +81,9 @@ class AtPoints:
             those of a usual batch; a small budget makes batches smaller. Layers that models have in
             common count for each.
         """
+        return self.question.once((AtPoints, self.points.count), self._estimated)
+
+    def _estimated(self) -> Estimate:
         question, points = self.question, self.points
         models, metric = question.models, question.metric
         passes = at_points.work_of(models, points)
@@ -86,7 +94,7 @@ class AtPoints:
         # The Gram matrix of outputs is symmetric: k (k + 1) / 2 products, each over all outputs.
         pairs = len(models) * (len(models) + 1) // 2
         passes = passes.and_products(pairs * outputs)
-        needed = at_points.needs(models, points, question.dtype)
+        needed = self._needs
         return Estimate(
             metric=metric.name,
             exact=is_exact(metric, models),
@@ -99,11 +107,19 @@ class AtPoints:
             facts=(("forward passes", points.count),),
         )
 
+    @property
+    def _needs(self) -> at_points.Needs:
+        question, points = self.question, self.points
+        return question.once(
+            (at_points.needs, points.count),
+            lambda: at_points.needs(question.models, points, question.dtype),
+        )
+
     def check(self, estimate: Estimate, budget: Budget) -> None:
         """See `routes.Route`. A batch of a single point is to fit the memory."""
         question, points = self.question, self.points
         if estimate.multiplications <= budget.multiplications:
-            least = math.ceil(at_points.needs(question.models, points, question.dtype).least)
+            least = math.ceil(self._needs.least)
             at_points.check_room(
                 least, budget.room(0, least), f"forward passes of {estimate.metric}"
             )
@@ -220,7 +236,11 @@ def points_of(
     rows = [sample for sample in read if sample is not None]
     if len(rows) < len(read):
         return None
-    return gaussian_points(metric, reading_of(models), np.concatenate(rows))
+    reading, every = reading_of(models), _every_direction(models[0].d_in)
+    if any(sample is every for sample in rows):  # whatever the others read
+        key = gaussian_points, content(metric), reading
+        return session().results.get(key, lambda: gaussian_points(metric, reading, every))
+    return gaussian_points(metric, reading, np.concatenate(rows))
 
 
 def what_is_read(model: Model, metric: Metric) -> Rows | None:
@@ -236,9 +256,20 @@ def what_is_read(model: Model, metric: Metric) -> Rows | None:
     most = most_directions(model.n_ctx)
 
     def found() -> Rows | None:
-        return directions(model, most)
+        rows = directions(model, most)
+        if rows is None or len(rows) < model.d_in:
+            return rows
+        if np.linalg.matrix_rank(rows, rtol=_FULL) < model.d_in:
+            return rows
+        return _every_direction(model.d_in)
 
     return kept_with(model, what_is_read, found, lambda rows: 0 if rows is None else rows.nbytes)
+
+
+@session_cache
+def _every_direction(d_in: int) -> Rows:
+    """The rows of a model that reads all of its inputs, one array for all models."""
+    return np.eye(d_in)
 
 
 def _check_concrete(metric: FiniteMetric) -> None:

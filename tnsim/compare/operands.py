@@ -49,8 +49,8 @@ exponent of the sum."""
 V = TypeVar("V")
 _FAR = 2**14
 """An exponent of two beyond all floats."""
-
-_metric_digest = per_object_cache(digest_of)
+_SMALL = 2**16
+"""Weights of a model that is kept in the units of a run, half a MiB."""
 
 
 def numbered_models(first: AnyModel, second: AnyModel) -> tuple[list[Model], Places]:
@@ -249,6 +249,15 @@ def in_units(model: Model, units: Units, slices: bool) -> ScaledModel:
     return session().belongings.get(model, key, make, own_bytes)
 
 
+def in_units_of_run(model: Model, units: Units, slices: bool) -> ScaledModel:
+    """A model of a run over many in scientific notation; of a small model as `in_units` has it.
+
+    Large models would have their memory twice as long as they live, and take little of a run's
+    time; those of a few thousand weights take most of it, and are compared again and again.
+    """
+    return (in_units if model.parameters <= _SMALL else scaled_under)(model, units, slices)
+
+
 def in_new_gauge(model: Model, units: Units) -> tuple[ScaledModel, Gauge]:
     """A model in scientific notation, and its gauge for derivatives; made at every call.
 
@@ -280,15 +289,21 @@ def _fixed(made: Model) -> None:
             leaf.flags.writeable = False
 
 
+@per_object_cache
 def content(metric: Metric) -> Hashable:
-    """The class of a metric and a digest of its numbers: equal for metrics of equal moments.
+    """What a metric is besides an object: its class, settings and a digest of its numbers.
+
+    A metric of a user's class that is no pytree has nothing but itself.
 
     Example:
         >>> import tnsim
         >>> content(tnsim.Gaussian(mean=[1.0])) == content(tnsim.Gaussian(mean=[1.0]))
         True
     """
-    return type(metric), _metric_digest(metric) if jax.tree.leaves(metric) else None
+    leaves, form = jax.tree.flatten(metric)
+    if any(leaf is metric for leaf in leaves):
+        return object()
+    return type(metric), digest_of(metric) if leaves else form
 
 
 def placed_weights(

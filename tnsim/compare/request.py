@@ -9,16 +9,17 @@ import json
 import logging
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, NamedTuple, TypeAlias
+from functools import cached_property
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import numpy as np
 from jax.core import Tracer
 
 from tnsim.checkpoints.given import check_chooses, given_model
-from tnsim.compare.operands import is_known_constant
+from tnsim.compare.operands import content, is_known_constant
 from tnsim.engine.plan import Plan
 from tnsim.engine.planner import Budget
 from tnsim.engine.runtime.execution import Tier
@@ -34,9 +35,11 @@ from tnsim.problems.at_points import Sums, Terms
 from tnsim.problems.hidden_units import has_kernels
 from tnsim.problems.layer_kinds import kinds, nonlinear
 from tnsim.scaled import ScaledSum
+from tnsim.sessions import session
 from tnsim.tables import html_table
 
 log: logging.Logger = logging.getLogger(__name__)
+V = TypeVar("V")
 
 CROSS = (Pair("A", "B"),)  # the inner product alone
 ALL = (Pair("A", "A"), Pair("A", "B"), Pair("B", "B"))  # the inner product and both norms
@@ -53,7 +56,8 @@ Two: TypeAlias = tuple[Comparable, Comparable]
 """The two sides of a comparison."""
 
 
-class Question(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Question:
     """A comparison as far as its route depends on it.
 
     Args:
@@ -77,6 +81,30 @@ class Question(NamedTuple):
     def distinct(self) -> list[Model]:
         """The models, each once."""
         return list({id(model): model for model in self.models}.values())
+
+    def once(self, what: Hashable, make: Callable[[], V]) -> V:
+        """What questions of equal form have in common: found once in a session, else at every call.
+
+        Args:
+            what: Name of what is made, with all that it depends on beside the form.
+            make: Function that makes it; what it makes must hold neither a model nor the metric.
+        """
+        if self._form is None:
+            return make()
+        return session().results.get((what, self._form), make)
+
+    @cached_property
+    def _form(self) -> Hashable:
+        """The question without the numbers in its models; None where routes are not weighed."""
+        if self.traced or adds_up(self.metric):
+            return None
+        models = [id(model) for model in self.models]
+        layers = [id(layer) for model in self.models for layer in model.layers]
+        shapes = [(kinds(model), model.parameters, model.n_ctx) for model in self.models]
+        # Models that occur twice, or have layers in common, run once.
+        shared = tuple(map(models.index, models)), len(set(layers)) < len(layers)
+        asked = content(self.metric), self.wanted, self.slices, self.dtype
+        return (*shapes, *shared, *asked)
 
     @property
     def outputs(self) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,12 +25,17 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-VERSION = 15  # part of every key: files of other versions are not found
+VERSION = 16  # part of every key: files of other versions are not found
 MAX_BYTES = 2**26  # bound on the size of a file; a result of 606 diagrams takes 2**22
 
 
+def text_of(*key: Any) -> str:
+    """The text of a key, by which results of all processes of one version are told apart."""
+    return repr([VERSION, *key])
+
+
 def kept(
-    key: Sequence[Any],
+    key: str,
     search: Callable[[], T],
     encode: Callable[[T], Any],
     decode: Callable[[Any], T],
@@ -41,7 +46,7 @@ def kept(
     The result of a new search is written to the cache folder.
 
     Args:
-        key: Everything that the result depends on; keys are told apart by their `repr`.
+        key: Text of everything that the result depends on, see `text_of`.
         search: Function that gives the result.
         encode: Function from the result to plain data.
         decode: Function from plain data to the result, which raises where the data is no result
@@ -54,14 +59,14 @@ def kept(
     folder = cache_folder("plans")
     if folder is None:
         return search(), searcher
-    text = repr([VERSION, *key])
-    file = folder / f"{digest(text)}.json"
+    name = digest(key)
+    file = folder / f"{name}.json"
     try:
-        return _read_result(file, text, decode)
+        return _read_result(file, name, decode)
     except Exception:  # any broken file counts as absent
         log.debug("searched and kept in %s", file)
         result = search()
-    document = sealed({"key": text, "searched_with": searcher, "found": encode(result)}).encode()
+    document = sealed({"key": name, "searched_with": searcher, "found": encode(result)}).encode()
     if len(document) <= MAX_BYTES:  # a larger file would not be read again
         put(file, document)
     return result, searcher
@@ -84,14 +89,14 @@ def cache_folder(kind: str) -> Path | None:
     return platformdirs.user_cache_path("tnsim", appauthor=False) / kind
 
 
-def _read_result(file: Path, key: str, decode: Callable[[Any], T]) -> tuple[T, str]:
+def _read_result(file: Path, name: str, decode: Callable[[Any], T]) -> tuple[T, str]:
     """The result in a file.
 
     Raises:
         Exception: Any kind of exception where the file holds no result for this key.
     """
     data = opened(own_bytes(file, MAX_BYTES))
-    if data["key"] != key:
+    if data["key"] != name:
         raise ValueError("the result of another search")
     searcher = data["searched_with"]
     if not isinstance(searcher, str):

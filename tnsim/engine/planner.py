@@ -311,10 +311,12 @@ def _kept(
 
     if (name := paths.callers_searcher()) is not None:
         return searched(), name
+    # By its digest in memory as well: a stage of attention has as many objects as its program.
+    text = disk_cache.text_of(*key)
     return session().results.get(
-        key,
+        (_kept, disk_cache.digest(text)),
         lambda: disk_cache.kept(
-            key, searched, encode=encode, decode=decode, searcher=paths.version()
+            text, searched, encode=encode, decode=decode, searcher=paths.version()
         ),
     )
 

@@ -30,7 +30,7 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple, Protocol
 
@@ -170,7 +170,7 @@ class Setting(Request):
             return None
         # Layers that models have in common run once, so one of each form tells the cost.
         forms = {kinds(model): model for model in models}.values()
-        alone = AtPoints(question._replace(models=tuple(forms)), route.points)
+        alone = AtPoints(replace(question, models=tuple(forms)), route.points)
         alone.check(alone.estimate(), self.budget)
         return route.points
 

@@ -426,15 +426,20 @@ class Model(_Vector):
         """
         return math.prod(_layer_growth(layer) for layer in self.layers)
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         """Number of weights, without the skips and scales of residuals."""
         return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(self) if np.ndim(leaf))
 
-    @property
+    @cached_property
     def attends(self) -> bool:
         """Whether any layer mixes positions."""
         return any(isinstance(innermost(layer), Attention) for layer in self.layers)
+
+    @cached_property
+    def is_sparse(self) -> bool:
+        """Whether any layer has a sparse matrix."""
+        return is_sparse(self)
 
     def __call__(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"]:
         if self.n_ctx is not None and tuple(x.shape[-2:]) != (self.n_ctx, self.d_in):
@@ -592,9 +597,9 @@ def with_dense_matrices(model: Any) -> Any:
         >>> with_dense_matrices(model).layers[0].weight.tolist()
         [[1.0, 0.0], [0.0, 1.0]]
     """
-    if isinstance(model, Combination) and is_sparse(model):
+    if isinstance(model, Combination) and any(part.is_sparse for part in model.models):
         return Combination((c, with_dense_matrices(part)) for c, part in terms(model))
-    if not (isinstance(model, Model) and is_sparse(model)):
+    if not (isinstance(model, Model) and model.is_sparse):
         return model
 
     def make() -> Model:

@@ -91,7 +91,7 @@ from tnsim.problems.layer_tensors import (
     sequence_arrays,
     symmetric_arrays,
 )
-from tnsim.problems.sequences.expansions import position_array, position_shape
+from tnsim.problems.sequences.expansions import position_array, position_leaves
 from tnsim.problems.sequences.fold import fold_sequences
 from tnsim.problems.tokens import TokenKind, fold_tokens, token_inputs, token_kind, token_weights
 from tnsim.problems.whole_tree import MAX_LEGS, check_size, fold_trees
@@ -395,7 +395,7 @@ class Sequences(_RunOnce):
         leaves = sequence_moments(metric, d_in, n)
         leaves |= {ONE: np.ones(()), ONES: np.ones(n)}
         leaves |= identities(names, {SAME_POSITION: n, IDENTITY: d_in})
-        leaves |= {name: position_array(name, n) for name in names if position_shape(name, n)}
+        leaves |= {name: position_array(name, n) for name in position_leaves(names)}
         return only(names, leaves)
 
 

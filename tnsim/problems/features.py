@@ -17,6 +17,7 @@ two legs of a bilinear layer apart, so the features are the entries of the (lift
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Collection, Hashable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -52,6 +53,7 @@ from tnsim.scaled import (
     split,
     total,
 )
+from tnsim.sessions import per_object_cache
 
 KEPT = 2**20  # most numbers of a vector that is kept with its model, 8 MiB
 _TOGETHER = 4  # models that are made together
@@ -381,21 +383,21 @@ def _of_models(
     models: Sequence[Model], space: FeatureSpace, metric: Metric, keep: bool
 ) -> tuple[Float[np.ndarray, "models out features"], Float[np.ndarray, " models"]]:
     """Features of all models, and the exponents of their scales; some models at a time."""
-    inputs = space.inputs(metric)
-    key = _of_models, space, digest_of(inputs)
+    inputs = functools.cache(partial(space.inputs, metric))
+    key = _of_models, space, _digest_of_inputs(metric, space)
 
     def vector(model: Model) -> Float[np.ndarray, "out features"]:
         def make() -> Float[np.ndarray, "out features"]:
-            return space.vector(in_float64(space.weights(model)), inputs)
+            return space.vector(in_float64(space.weights(model)), inputs())
 
         # Small vectors of models that nobody can write to are kept as long as these live.
         is_small = keep and space.length * space.d_out <= KEPT
         return kept_with(model, key, make, lambda made: made.nbytes) if is_small else make()
 
     tasks = [partial(vector, model) for model in models]
-    threads = min(space.at_once, processors(), len(tasks))
-    if threads > 1 and max(space.multiplications(kinds(model)) for model in models) < _REPAYS:
-        threads = 1
+    threads = 1
+    if max(space.multiplications(kinds(model)) for model in models) >= _REPAYS:
+        threads = min(space.at_once, processors(), len(tasks))
     alone = one_blas_thread() if threads > 1 else contextlib.nullcontext()
     with alone:
         vectors = shared(tasks, threads)
@@ -408,3 +410,9 @@ def _of_models(
         exponents[n] = scale_exponent(row)
         shifted(row, -exponents[n], out=row)
     return made, exponents
+
+
+@per_object_cache
+def _digest_of_inputs(metric: Metric, space: FeatureSpace) -> bytes:
+    """A digest of the arrays besides the weights on which vectors depend."""
+    return digest_of(space.inputs(metric))

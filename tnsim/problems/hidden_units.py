@@ -94,6 +94,8 @@ def _has_many_factors(models: Sequence[Model], metric: Metric) -> bool:
     A layer of n factors meets another in (2 n - 1)!! pairings, each a summand of a plan, and in
     4^(n - 1) pairs of powers for each pair of hidden units, each a number.
     """
+    if max(max(model.orders) for model in models) <= MOST_PAIRED:
+        return False
     if type(metric) not in (Gaussian, GaussianClosure):
         return False
     layers = [kinds(model) for model in models]
@@ -101,7 +103,7 @@ def _has_many_factors(models: Sequence[Model], metric: Metric) -> bool:
     # One layer alone is exact by its units; of several, the closure goes on with laws of states.
     alone = type(metric) is GaussianClosure or nonlinear(*layers) == 1
     plain = not any(layer.mixes_positions or layer.sparse for layer in flat)
-    return alone and plain and max(layer.order for layer in flat) > MOST_PAIRED
+    return alone and plain
 
 
 def tells_units_apart(models: Iterable[Model], metric: Metric) -> bool:

@@ -572,7 +572,7 @@ def units_of_inputs(models: Collection[Model], metric: Metric) -> Unit | None:
         >>> units_of_inputs([line], tnsim.Gaussian(cov=[2.0**80, 1.0])).tolist()
         [40.0, 0.0]
     """
-    if not isinstance(metric, GaussianMoments):
+    if not isinstance(metric, GaussianMoments) or (metric.mean is None and metric.cov is None):
         return None
     first = next(iter(models))
     if first.n_ctx is None:

@@ -207,7 +207,15 @@ def host_product(
         >>> found.product.batch, found.is_read, found.is_written
         ((0,), (True, True), True)
     """
-    chosen = matrix_product(first, second, output, sizes)
+    return _host_product(first, second, output, tuple(sizes.items()))
+
+
+@lru_cache(maxsize=2**14)
+def _host_product(
+    first: Labels, second: Labels, output: Labels, items: tuple[tuple[int, int], ...]
+) -> HostProduct | None:
+    """The products of `host_product`, by pairs (label, size) of all labels."""
+    chosen = _cheapest_product(first, second, output, items)
     if chosen is None:
         summed = tuple(label for label in first if label in second and label not in output)
         left = tuple(label for label in output if label not in second)

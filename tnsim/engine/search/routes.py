@@ -13,15 +13,26 @@ are searched again, harder.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from tnsim.engine.ir.problem import Definition, Stage, Term
 from tnsim.engine.ir.program import Operation
 from tnsim.engine.search import paths
 from tnsim.engine.search.paths import Path, Route
-from tnsim.engine.search.sharing import Builder, Label, Use, WeightedValue, price, program_of, total
+from tnsim.engine.search.sharing import (
+    Builder,
+    Label,
+    Use,
+    WeightedValue,
+    laid_out,
+    price,
+    program_of,
+    total,
+)
 from tnsim.errors import TooLarge
 
 Structure = tuple[tuple[tuple[int, ...], ...], tuple[int, ...], tuple[tuple[int, int], ...]]
@@ -53,28 +64,26 @@ HOPELESS = 64
 
 def _structure_of(term: Term, indices: tuple[str, ...], sizes: Sizes) -> Structure:
     """The structure of the product of a term, in a definition with some indices."""
-    operands = [(o.indices, sizes[o.name]) for o in term.operands]
-    kept = _reduced_labels([labels for labels, _ in operands], indices)
-    return _product_structure(operands, indices, kept)
+    operands = tuple([(o.indices, sizes[o.name]) for o in term.operands])
+    return _product_structure(operands, indices)
 
 
+@lru_cache(maxsize=2**14)  # many products of a stage differ in their arrays alone
 def _product_structure(
-    operands: Sequence[tuple[tuple[Label, ...], tuple[int, ...]]],
-    output: tuple[Label, ...],
-    kept: Sequence[tuple[Label, ...]],
+    operands: tuple[tuple[tuple[Label, ...], tuple[int, ...]], ...], output: tuple[Label, ...]
 ) -> Structure:
-    """The structure of a product of operands that are reduced to the labels `kept`.
+    """The structure of a product of operands.
 
     Args:
         operands: Labels and shape of each operand.
         output: Labels of the result.
-        kept: Labels of each operand after the reduction.
 
     Example:
-        >>> operands = [(("i", "i"), (2, 2)), (("i", "j", "k"), (2, 3, 4))]
-        >>> _product_structure(operands, ("j",), [("i",), ("i", "j")])
+        >>> operands = (("i", "i"), (2, 2)), (("i", "j", "k"), (2, 3, 4))
+        >>> _product_structure(operands, ("j",))
         (((0,), (0, 1)), (1,), ((0, 2), (1, 3)))
     """
+    kept = _reduced_labels(tuple([labels for labels, _ in operands]), output)
     sizes: dict[Label, int] = {}
     for labels, shape in operands:
         sizes |= zip(labels, shape, strict=True)
@@ -101,15 +110,14 @@ def product(
         route: Function from the structure of a product to its route, called for two and more
             operands.
     """
-    kept = _reduced_labels([use.labels for use in uses], output)
+    kept = _reduced_labels(tuple([use.labels for use in uses]), output)
     operands = []
     for use, labels in zip(uses, kept, strict=True):
         operands.append(use if use.labels == labels else builder.contract([use], labels))
     if len(operands) == 1:
         return operands[0]
-    shapes = [(use.labels, builder.values[use.value].shape) for use in uses]
-    # The structure is that of the reduced operands, with sizes taken from the operands as given.
-    chosen = route(_product_structure(shapes, output, kept))
+    shapes = tuple([(use.labels, builder.values[use.value].shape) for use in uses])
+    chosen = route(_product_structure(shapes, output))
     if not chosen.chunks:
         return _along_path(builder, operands, output, chosen.path)
     names = list(_label_numbers(kept))
@@ -117,9 +125,10 @@ def product(
     return _in_chunks(builder, operands, output, chosen.path, chunks)
 
 
+@lru_cache(maxsize=2**14)
 def _reduced_labels(
-    operands: Sequence[tuple[Label, ...]], output: tuple[Label, ...]
-) -> list[tuple[Label, ...]]:
+    operands: tuple[tuple[Label, ...], ...], output: tuple[Label, ...]
+) -> tuple[tuple[Label, ...], ...]:
     """The labels of each operand that another operand or the output has, each label once."""
     # A label that one operand alone has, and the output lacks, is summed before any product: a sum
     # over n entries instead of n times as large a product.
@@ -135,7 +144,7 @@ def _reduced_labels(
         distinct = labels if len(set(labels)) == len(labels) else tuple(dict.fromkeys(labels))
         shared = [label for label in distinct if label in often]
         kept.append(distinct if len(shared) == len(distinct) else tuple(shared))
-    return kept
+    return tuple(kept)
 
 
 def _label_numbers(operands: Sequence[tuple[Label, ...]]) -> dict[Label, int]:
@@ -187,7 +196,7 @@ def _in_chunks(
         labels = tuple(label for label in use.labels if label not in chunks)
         operands.append(Use(inner.atom(tuple(sizes[label] for label in labels)), labels))
     result = inner.ordered(_along_path(inner, operands, output, path), output)
-    body = program_of(inner, [result.value], len(uses))
+    body = laid_out(program_of(inner, [result.value], len(uses)))
     operation = Operation(
         kind="loop",
         args=tuple(use.value for use in uses),
@@ -246,28 +255,40 @@ class RouteSearch:
         self.search(key, 0)
         return self.found[key]
 
-    def cheapest_ways(self, stage: Stage, shapes: Shapes) -> tuple[Choices, ...]:
-        """The cheapest ways to write a stage, after a search of all its products.
-
-        Products are searched harder where they matter for the price of the stage.
+    def search_all(self, stage: Stage, shapes: Shapes) -> list[tuple[_Candidate, ...]]:
+        """Search all products of a stage, harder where they matter for the price of the stage.
 
         Args:
             stage: Stage with inputs named in0, in1, ...
             shapes: Shapes of the inputs.
 
         Returns:
-            The cheapest way to write each definition.
+            The terms of each definition.
         """
-        sizes = {f"in{n}": shape for n, shape in enumerate(shapes)}
-        sums = list(_candidate_terms(stage, sizes))
+        sums = list(_candidate_terms(stage, _input_sizes(shapes)))
         every = [candidate for terms in sums for candidate in terms]
         for effort, share, worth in ((1, MATTERS, GAINS), (2, HEAVY, SAVES)):
             # Prices are those of the routes found so far, so the second round knows more than the
             # first. A search is worth while where it may save more than it takes: of a stage's
             # price a share, and of a term its own time.
-            least = max(share * sum(map(self._cheapest_price, every)), worth)
-            for candidate in every:
-                self._search_again(candidate, effort, least)
+            prices = list(map(self._cheapest_price, every))
+            least = max(share * sum(prices), worth)
+            for candidate, so_far in zip(every, prices, strict=True):
+                if so_far >= least:
+                    self._search_again(candidate, effort, least)
+        return sums
+
+    def cheapest_ways(self, stage: Stage, shapes: Shapes) -> tuple[Choices, ...]:
+        """The cheapest way to write each definition of a stage, after a search of its products.
+
+        Args:
+            stage, shapes: Arguments of `search_all`.
+        """
+        sums = self.search_all(stage, shapes)
+        sizes = _input_sizes(shapes)
+        for definition in stage.definitions:
+            sizes[definition.name] = shape_of(definition, sizes)
+        every = itertools.chain.from_iterable(sums)
         least = HEAVY * sum(map(self._cheapest_price, every))
         return tuple(
             tuple(self._cheapest_way(candidate, sizes, least) for candidate in terms)
@@ -364,7 +385,7 @@ def check_limit(stage: Stage, shapes: Shapes, limit: float) -> list[tuple[int, .
     Raises:
         BeyondLimit: A contraction is beyond the limit.
     """
-    sizes = {f"in{n}": shape for n, shape in enumerate(shapes)}
+    sizes = _input_sizes(shapes)
     for definition in stage.definitions:
         dear = []
         for number, term in enumerate(definition.terms):
@@ -422,6 +443,11 @@ def shape_of(definition: Definition, sizes: dict[str, tuple[int, ...]]) -> tuple
     for operand in definition.terms[0].operands:  # every term has all indices of the definition
         known |= zip(operand.indices, sizes[operand.name], strict=True)
     return tuple(known[index] for index in definition.indices)
+
+
+def _input_sizes(shapes: Shapes) -> Sizes:
+    """The shapes of the inputs of a stage by name."""
+    return {f"in{n}": shape for n, shape in enumerate(shapes)}
 
 
 def _candidate_terms(stage: Stage, sizes: Sizes) -> Iterator[tuple[_Candidate, ...]]:

@@ -265,6 +265,8 @@ def laid_out(program: Program) -> Program:
                 operations[n] = op
         if not is_better:
             break
+    if tuple(operations) == program.operations:
+        return program  # its sizes and readers are known
     return dataclasses.replace(program, operations=tuple(operations))
 
 
@@ -557,6 +559,8 @@ class Builder:
 def program_of(builder: Builder, outputs: list[int], inputs: int, **scaling: Any) -> Program:
     """The program that computes some values of a builder, with only the operations they need.
 
+    Its axes stand as they were asked for, see `laid_out`.
+
     Args:
         builder: Builder of the values.
         outputs: Numbers of the values that the program gives.
@@ -567,8 +571,7 @@ def program_of(builder: Builder, outputs: list[int], inputs: int, **scaling: Any
     values = builder.values
     computed = ((n, values[n].operation) for n in reachable(builder, outputs))
     needed = {n: operation for n, operation in computed if operation is not None}
-    program = Program.of(needed, range(inputs), outputs, lambda n: values[n].shape, **scaling)
-    return laid_out(program)
+    return Program.of(needed, range(inputs), outputs, lambda n: values[n].shape, **scaling)
 
 
 def price(builder: Builder, outputs: Iterable[int]) -> int:

@@ -32,7 +32,15 @@ from tnsim.engine.search.routes import (
     Structure,
     product,
 )
-from tnsim.engine.search.sharing import Builder, Forms, Use, WeightedValue, program_of, total
+from tnsim.engine.search.sharing import (
+    Builder,
+    Forms,
+    Use,
+    WeightedValue,
+    laid_out,
+    program_of,
+    total,
+)
 
 WHOLE = 2**24
 """Elements up to which a value is computed whole."""
@@ -367,7 +375,7 @@ class Assembly:
         self.add(inner, inside, chain)
         # Inputs of the body come first, in the order of `names`, which is the order of the loop's
         # arguments.
-        body = program_of(inner, [inside[definition.name]], len(names))
+        body = laid_out(program_of(inner, [inside[definition.name]], len(names)))
 
         labels, of_size = loop_labels(shapes, [axes.get(name) for name in names])
         # The index runs over the axis of any array that has it; all have the same size.
@@ -478,7 +486,7 @@ def build_program(
         large: Elements beyond which an intermediate is computed in chunks.
     """
     search = RouteSearch(large)
-    search.cheapest_ways(stage, shapes)  # for the routes that it finds; terms have one way left
+    search.search_all(stage, shapes)
     # Both attempts share the canonical forms of networks.
     forms: Forms = {}
 
@@ -490,7 +498,7 @@ def build_program(
         looped = assembled(room=TURNS_ROOM * large)
         # A loop takes less memory unless all that is large has no axis for its index.
         program = min(program, looped, key=peak_elements)
-    return tiled(program)
+    return tiled(laid_out(program))
 
 
 def choose_alternatives(stage: Stage, shapes: Shapes, large: int) -> tuple[Choices, ...]:

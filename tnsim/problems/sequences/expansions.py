@@ -58,8 +58,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
-from functools import cache
+from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -80,7 +79,7 @@ from tnsim.problems.sequences.notation import (
     indices_of,
 )
 from tnsim.problems.sequences.position_wise import Projections
-from tnsim.sessions import session_cache
+from tnsim.sessions import own_cache, session_cache
 
 BRA, KET = {"s", "t"}, {"S", "T"}
 OUTPUTS = ("s", "S")
@@ -203,6 +202,11 @@ def position_shape(name: str, n_ctx: int) -> tuple[int, ...] | None:
     return (_tuple_count(pattern, n_ctx), *(n_ctx,) * axes)
 
 
+def position_leaves(names: Collection[str]) -> list[str]:
+    """Those of some names that have a `position_array`."""
+    return [name for name in names if name in _leaf_patterns()]
+
+
 def position_array(name: str, n_ctx: int) -> Float[np.ndarray, "tuples ..."]:
     """The array AT or COUNT of a name, in float64.
 
@@ -293,8 +297,7 @@ class Wick:
         legs: Covariances and means of the legs.
         stage: Builder that receives the definitions.
 
-    Attributes:
-        matrix, vector, scalar: Expectations of `_matrix`, `_vector`, `_scalar`, each expanded once.
+    Each expectation is expanded once.
     """
 
     def __init__(self, name: str, legs: RuledMoments, stage: StageBuilder) -> None:
@@ -302,11 +305,9 @@ class Wick:
         self.legs = legs
         self.stage = stage
         self._count = 0
-        self.matrix = cache(self._matrix)
-        self.vector = cache(self._vector)
-        self.scalar = cache(self._scalar)
 
-    def _matrix(self, u: Leg, w: Leg, scores: Scores) -> Sum:
+    @own_cache
+    def matrix(self, u: Leg, w: Leg, scores: Scores) -> Sum:
         """The expectation E[u w^T prod scores], with the ends `FIRST` and `SECOND`."""
 
         def products() -> Iterator[Product]:
@@ -325,7 +326,8 @@ class Wick:
 
         return self._add_up(products())
 
-    def _vector(self, u: Leg, scores: Scores) -> Sum:
+    @own_cache
+    def vector(self, u: Leg, scores: Scores) -> Sum:
         """The expectation E[u prod scores], with the end `FIRST`."""
 
         def products() -> Iterator[Product]:
@@ -339,7 +341,8 @@ class Wick:
 
         return self._add_up(products())
 
-    def _scalar(self, scores: Scores) -> Sum:
+    @own_cache
+    def scalar(self, scores: Scores) -> Sum:
         """The expectation E[prod scores]."""
         if not scores:
             return ((),)  # the empty product, 1
@@ -447,18 +450,16 @@ class RuledMoments:
         pattern: Pattern with the tuples of positions at which arrays are read; None for all
             positions.
 
-    Attributes:
-        covariance, mean: The moments of `_covariance` and `_mean`, each found once.
+    Each moment is found once.
     """
 
     def __init__(self, legs: Projections, rule: JoiningRule, pattern: Pattern | None) -> None:
         self.legs = legs
         self.rule = rule
         self.pattern = pattern
-        self.covariance = cache(self._covariance)
-        self.mean = cache(self._mean)
 
-    def _covariance(self, one: Leg, two: Leg) -> Sum:
+    @own_cache
+    def covariance(self, one: Leg, two: Leg) -> Sum:
         """The sum over the ways to join two legs, with the ends `FIRST` and `SECOND`.
 
         The ways are the covariance of the legs and, if the rule says so, the product of their
@@ -478,7 +479,8 @@ class RuledMoments:
                 products.append((*at_first, *at_second))
         return tuple(products)
 
-    def _mean(self, leg: Leg) -> Product | None:
+    @own_cache
+    def mean(self, leg: Leg) -> Product | None:
         """The mean of a leg, with the end `FIRST`; None where it vanishes or needs a partner.
 
         The stream needs a partner, as only covariances with the stream are asked for.
@@ -525,7 +527,6 @@ class Expansions:
     def __init__(self, name: str, legs: Projections) -> None:
         self.name = name
         self.legs = legs
-        self._expansion = cache(self._new_expansion)
 
     def frames(self, positions: dict[Slot, str], rule: JoiningRule) -> Iterator[Frame]:
         """The frames into which a sum over keys falls.
@@ -554,7 +555,8 @@ class Expansions:
         """The frame of a pattern under a rule for joining legs."""
         return Frame(self._expansion(rule, pattern), sums, pattern)
 
-    def _new_expansion(self, rule: JoiningRule, pattern: Pattern | None) -> Wick:
+    @own_cache
+    def _expansion(self, rule: JoiningRule, pattern: Pattern | None) -> Wick:
         where = "" if pattern is None else "." + "|".join(pattern.classes)
         moments = RuledMoments(self.legs, rule, pattern)
         return Wick(f"{self.name}.{rule.name}{where}", moments, self.legs.stage)

@@ -275,6 +275,8 @@ class SequenceFold:
         step = self.step(number)
         means = self.means(step)
         stages = [mean.stage for mean in means.values() if mean.stage.definitions]
+        following = _kinds_at(self.models, self.layers[number + 1])
+        attends = any(kind.mixes_positions for kind in following)
         below = self.states
         above = States(dict(below.moments), dict(below.means), dict(below.ones))
         values: list[Definition] = []
@@ -305,8 +307,9 @@ class SequenceFold:
             axes = COVARIANCE_AXES[moment.form]
             array = (Operand(moment.name, axes),)
             value = _carried_value(step, f"S.{pair.group}", axes, array, self.scales.powers(pair))
-            # At one position the covariance of a model with itself is a symmetric matrix.
-            symmetric = pair.bra == pair.ket and moment.form != "full"
+            # At one position the covariance of a model with itself is a symmetric matrix. Attention
+            # above reads every such array along one axis, and has one plan for all pairs instead.
+            symmetric = pair.bra == pair.ket and moment.form != "full" and not attends
             values.append(dataclasses.replace(value, exchangeable=2 if symmetric else 0))
             above.moments[pair] = moment._replace(name=values[-1].name)
             mean = means[pair.bra].moment

@@ -491,7 +491,7 @@ class BraKet:
     def state_moment(self, one: Slot, two: Slot) -> Moment:
         """Covariance of the states below two slots as stored: of A with B, never of B with A."""
         models = self.models[one], self.models[two]
-        stored = Pair("A", "B") if self.transposed(one, two) else Pair(*models)
+        stored = Pair(*sorted(models))
         moment = self.step.states.moments[stored]
         if models[0] != models[1] or not moment.name:
             return moment
@@ -501,8 +501,13 @@ class BraKet:
         return moment._replace(name=moment.name + mark)
 
     def transposed(self, one: Slot, two: Slot) -> bool:
-        """Whether the covariance of two slots is stored the other way round."""
-        return (self.models[one], self.models[two]) == ("B", "A")
+        """Whether the covariance of two slots is stored the other way round.
+
+        That of <A|A> is symmetric. It is read as those of two models are, so that both have one
+        plan.
+        """
+        first, second = ((self.models[slot], SLOTS.index(slot)) for slot in (one, two))
+        return first > second
 
     def form(self) -> PositionForm:
         """Form of the covariance between the bra's state and the ket's."""
