@@ -412,7 +412,7 @@ def own_cache(method: Callable[Concatenate[T, P], V]) -> Callable[Concatenate[T,
 
     @wraps(method)
     def recalled(self: T, *args: P.args, **kwargs: P.kwargs) -> V:
-        known = vars(self).setdefault("known", {})
+        known = vars(self).setdefault("_known", {})
         key = recalled, args
         if key not in known:
             known[key] = method(self, *args, **kwargs)
