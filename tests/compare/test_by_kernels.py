@@ -72,6 +72,14 @@ def test_networks_of_one_hidden_layer(name, rng):
     assert_right(make(rng), other(rng), gaussian(rng))
 
 
+@pytest.mark.parametrize("name", ["relu", "gated"])
+def test_kernels_in_several_blocks_of_rows(name, rng, monkeypatch):
+    """Of a model with itself, entries of later blocks stand for those below the diagonal too."""
+    monkeypatch.setattr(kernels, "_BLOCK", 7)
+    make, other = NETWORKS[name]
+    assert_right(make(rng), other(rng), gaussian(rng))
+
+
 def test_singular_covariances(rng):
     row = rng.normal(size=(2, 1))
     metric = tnsim.Gaussian(rng.normal(size=2), row @ row.T)
