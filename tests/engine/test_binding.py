@@ -182,6 +182,17 @@ def test_a_trace_is_divided_by_its_scale():
     assert [float(x) for x in outputs] == [0.5, 1.0] and exponents == [4.0]
 
 
+def test_what_another_value_is_a_view_of_is_not_written_over():
+    """A value that is read under other labels is the same memory."""
+    double = Operation("sum", (0,), ((0,),), (0,), (2.0,))
+    view = Operation("contract", (1,), ((0,),), (0,))
+    squares = Operation("contract", (1, 0), ((0,), (0,)), (0,))  # the last that reads the doubles
+    both = Operation("sum", (2, 3), ((0,), (0,)), (0,), (1.0, 1.0))
+    program = Program(((2,),), (double, view, squares, both), (4,))
+    (found,), _ = of_program(program, [np.array([3.0, 5.0])])
+    assert found.tolist() == [2 * x + 2 * x**2 for x in (3.0, 5.0)]
+
+
 @pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("metric", [tnsim.TreeSymmetric(), tnsim.Gaussian()], ids=lambda m: m.name)
 def test_the_bits_are_those_of_one_thread(metric, at_once, monkeypatch):
