@@ -317,6 +317,11 @@ def test_composition_by_chance_and_its_refusals(rng):
     assert found.attrs["chance"] == cases.WIDTH**-0.5
     with refused("legs=True", tnsim.UnsupportedLayer):
         tnsim.composition(attention_model(rng, None))
+    config = cases.CONFIGS["gpt2"]
+    state = cases.checkpoint(rng, config)
+    state["transformer.h.0.attn.c_proj.weight"][:] = 0
+    with refused("a head is the zero function: it has no composition score"):
+        tnsim.composition(module(state, config))
 
 
 @pytest.mark.parametrize("kind", ["qk", "ov"])
