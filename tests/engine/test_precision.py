@@ -161,6 +161,13 @@ def test_one_question_has_one_answer(route, rng):
             assert_close(result.slices[i, j], tnsim.slices(one, two), scale=1.0)
 
 
+def test_sums_are_those_of_two(route, rng):
+    """Sums of unit coefficients, of which no two entries have a model in common."""
+    a, b, c, d = (tnsim.Model([bilinear(rng, 3, 4, 2, True)]) for _ in range(4))
+    found = tnsim.pairwise([a + b, c + d]).similarity.values
+    assert_close(found[0, 1], tnsim.similarity(a + b, c + d), scale=1.0)
+
+
 def test_one_question_has_one_refusal(route, rng):
     """The same function to within rounding, by other weights."""
     a, c = (tnsim.Model([bilinear(rng, 3, 4, 2, True)]) for _ in range(2))
