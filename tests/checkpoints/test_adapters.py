@@ -202,9 +202,15 @@ class Transposed(nn.Module):
         return nn.functional.linear(self.into(x), self.into.weight.T)
 
 
-def test_weights_that_are_read_outside_of_an_adapted_layer_are_refused():
-    with refused("reads weights of adapted layers outside"):
-        tnsim.from_module(adapted(Transposed(), target_modules=["into"]))
+def test_weights_that_are_read_outside_of_an_adapted_layer_are_refused(tmp_path):
+    net = Transposed()
+    model = adapted(copy.deepcopy(net), target_modules=["into"])
+    with refused("reads weights of adapted layers outside .* compare its outputs"):
+        tnsim.from_module(model)
+    folder = saved(model, nn.Sequential(), tmp_path)
+    save_file(net.state_dict(), tmp_path / "base" / "model.safetensors")
+    with refused("reads weights of adapted layers outside .* give the PeftModel itself"):
+        tnsim.load(folder, net)
 
 
 @pytest.mark.parametrize(

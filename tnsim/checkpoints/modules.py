@@ -17,6 +17,7 @@ import logging
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -181,20 +182,59 @@ def _merged_reading(
     merged = merged_module(module)
     reading = recognised(merged, layers, n_ctx, inputs, output, width=width)
     if merged is not module:
-        torch = require_torch()
-        with torch.no_grad():
-            apart, together = (
-                as_numpy(array_of(net.eval()(reading.example), output))
-                for net in (double_of(module), double_of(merged))
-            )
-        # Code that reads the weights of a layer by their name reads those of the base.
-        if not relative_error(together, apart) < TOLERANCE:
-            raise ModelError(
-                "with its adapters within its weights the module is another function: its code "
-                "reads weights of adapted layers outside of these layers. Compare its outputs on "
-                "inputs of yours, metric tnsim.Empirical(inputs)"
-            )
+        advice = "compare its outputs on inputs of yours, metric tnsim.Empirical(inputs)"
+        _check_merged(double_of(module), double_of(merged), reading.example, output, advice)
     return reading
+
+
+def _check_merged(
+    apart: Any, together: Any, example: Any, output: str | int | None, advice: str
+) -> None:
+    """Refuse a module that is another function with its adapters within its weights.
+
+    Code that reads the weights of a layer by their name, outside of the layer, reads those of the
+    base.
+
+    Args:
+        apart: Module in float64, whose adapters count in their layers alone.
+        together: The module in float64 with its adapters within its weights.
+        example: Inputs of both.
+        output: Name or place of the output that counts.
+        advice: What to do, as the end of a sentence.
+
+    Raises:
+        ModelError: The outputs differ.
+    """
+    torch = require_torch()
+    with torch.no_grad():
+        found, expected = (
+            as_numpy(array_of(net.eval()(example), output)) for net in (together, apart)
+        )
+    if not relative_error(found, expected) < TOLERANCE:
+        raise ModelError(
+            "with its adapters within its weights the module is another function: its code reads "
+            f"weights of adapted layers outside of these layers; {advice}"
+        )
+
+
+def _with_others_outside(module: Any, names: Iterable[str]) -> Any:
+    """A copy of a module in float64, some tensors of which have other numbers outside of their
+    layers."""
+    copied = double_of(module)
+    for name in names:
+        path, _, own = name.rpartition(".")
+        tensor = getattr(copied.get_submodule(path), own).data
+        layer, inside = copied.get_submodule(path), tensor.clone()
+        leave = partial(_put, tensor, 2 * tensor + 1)
+        leave()
+        layer.register_forward_pre_hook(partial(_put, tensor, inside))
+        layer.register_forward_hook(leave)
+    return copied
+
+
+def _put(tensor: Any, numbers: Any, *_: Any) -> None:
+    """Put numbers into a tensor; a hook of a layer."""
+    tensor.copy_(numbers)
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,10 +280,14 @@ class StatesOf:
                 leaves out what the module computes with.
             UnsupportedLayer, ModelError: Raised as by `from_module`.
         """
-        module, left_out = self._loaded(state, leave_out, patterns_taken=True)
+        module, left_out, changed = self._loaded(state, leave_out, patterns_taken=True)
         reading = recognised(
             module, None, n_ctx, self.inputs, self.output, self.module, reader=self
         )
+        if changed:
+            apart = _with_others_outside(reading.module, changed)
+            advice = "give the PeftModel itself"
+            _check_merged(apart, double_of(reading.module), reading.example, self.output, advice)
         caveats = (f"left out: {', '.join(left_out)}",) if left_out else ()
         return reading.model(norm_inputs, n_ctx, caveats)
 
@@ -263,7 +307,8 @@ class StatesOf:
 
     def _loaded(
         self, state: Mapping[str, Any], leave_out: Sequence[str], patterns_taken: bool = False
-    ) -> tuple[Any, tuple[str, ...]]:
+    ) -> tuple[Any, tuple[str, ...], tuple[str, ...]]:
+        """The module with other weights, tensors that are none of it, and those of an adapter."""
         torch = require_torch()
         _check_not_shared(self.module)
         module = copy_of(self.module)
@@ -313,7 +358,9 @@ class StatesOf:
                     f"{tuple(own[name].shape)}: give a module of these widths"
                 )
         module.load_state_dict(arrays)
-        return module, left_out
+        by_adapters = {id(own[name]) for name in tensors if isinstance(named[name], Adapted)}
+        alone = unwrapped_module(module).state_dict(keep_vars=True)
+        return module, left_out, tuple(n for n, one in alone.items() if id(one) in by_adapters)
 
     def _check_ties(self, named: Mapping[str, Any], tied: Mapping[str, str]) -> None:
         """Raise `CheckpointError` where names of one tensor have different numbers in a file."""
