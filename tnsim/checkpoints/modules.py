@@ -218,8 +218,12 @@ def _check_merged(
 
 
 def _with_others_outside(module: Any, names: Iterable[str]) -> Any:
-    """A copy of a module in float64, some tensors of which have other numbers outside of their
-    layers."""
+    """A copy in float64, with other numbers in some tensors outside of the layers that have them.
+
+    Args:
+        module: A module of PyTorch.
+        names: Names of the tensors.
+    """
     copied = double_of(module)
     for name in names:
         path, _, own = name.rpartition(".")
