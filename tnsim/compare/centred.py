@@ -42,16 +42,18 @@ class WithoutMean:
     Args:
         function: Plain function or module.
         mean: Constant, one number for every output.
+        beside: What the mean is more than these numbers, which floats round.
         is_zero: Whether nothing but the rounding of the mean is left.
     """
 
     function: Function
     mean: Float[np.ndarray, " out"]
+    beside: Float[np.ndarray, " out"]
     is_zero: bool = False
 
     def __call__(self, inputs: Any) -> np.ndarray:
         """The outputs on a batch, in NumPy."""
-        rest = outputs_of(self.function, inputs) - self.mean
+        rest = outputs_of(self.function, inputs) - self.mean - self.beside
         return np.zeros_like(rest) if self.is_zero else rest
 
 
@@ -62,10 +64,12 @@ class Mean(NamedTuple):
         values: Mean of every output.
         is_all: Whether the function is at all points its mean, to within rounding. Of an exact
             plan, which knows what cancels, False.
+        beside: What the mean of a plain function is more than these values, which floats round.
     """
 
     values: Float[np.ndarray, " out"]
     is_all: bool
+    beside: Any = 0.0
 
 
 def without_mean(given: Any, metric: Metric, budget: Budget = Budget()) -> Any:
@@ -91,7 +95,7 @@ def without_mean(given: Any, metric: Metric, budget: Budget = Budget()) -> Any:
     """
     mean = mean_of(given, metric, budget)
     if is_function(given):
-        return WithoutMean(given, mean.values, mean.is_all)
+        return WithoutMean(given, mean.values, mean.beside, mean.is_all)
     return without(given, mean)
 
 
@@ -125,9 +129,9 @@ def mean_of(given: Any, metric: Metric, budget: Budget = Budget()) -> Mean:
         )
     check_untraced("centred=True", given, metric)
     if is_function(given):
-        values = _mean_of_function(given, metric, budget)
-        rest: Function = WithoutMean(given, values)
-        return Mean(values, _is_rounding(rest, values, metric, budget))
+        values, beside = _mean_of_function(given, metric, budget)
+        rest: Function = WithoutMean(given, values, beside)
+        return Mean(values, _is_rounding(rest, values, metric, budget), beside)
     values = _mean_of_model(given, metric, budget)
     # The rest of a sum is held against the terms of the sum.
     if isinstance(given, Combination) or not adds_up(metric):
@@ -179,7 +183,10 @@ def _mean_of_model(given: Any, metric: Metric, budget: Budget) -> Float[np.ndarr
     return values
 
 
-def _mean_of_function(given: Any, metric: Metric, budget: Budget) -> Float[np.ndarray, " out"]:
+def _mean_of_function(
+    given: Any, metric: Metric, budget: Budget
+) -> tuple[Float[np.ndarray, " out"], Float[np.ndarray, " out"]]:
+    """The mean of every output, and what it is more than these floats."""
     if not isinstance(metric, Empirical):
         raise refused_under(metric)
     total: Any = 0.0
@@ -191,4 +198,5 @@ def _mean_of_function(given: Any, metric: Metric, budget: Budget) -> Float[np.nd
         first = outputs[0, 0].copy() if first is None else first
         outputs -= first
         total = total + np.exp(batch.log_weights) @ outputs.mean(axis=1)
-    return first + total
+    mean = first + total
+    return mean, total - (mean - first)
