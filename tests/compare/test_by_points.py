@@ -184,9 +184,11 @@ def test_outputs_of_functions_are_of_any_size(sizes, dtype, rng):
         assert_close(tnsim.slices(c, other, metric, dtype=dtype), by_output, **limits)
     assert_close(tnsim.similarity(c, c, metric, dtype=dtype), 1.0, **limits)
     found = tnsim.pairwise([a, c, net], metric, slices=True, dtype=dtype)
-    assert_close(found.similarity[1, 2], wanted, **limits)
-    assert_close(found.slices[1, 2], by_output, **limits)
-    assert_close(found.slices[0, 1], np.ones(3), **limits)
+    # Of norms of 2^±1300 a run has the logarithms, whose last place is a thousand of the cosine's.
+    of_run = {**limits, "rtol": max(5e-12, rtol)}
+    assert_close(found.similarity[1, 2], wanted, **of_run)
+    assert_close(found.slices[1, 2], by_output, **of_run)
+    assert_close(found.slices[0, 1], np.ones(3), **of_run)
     inner = (a(x) * b(x)).mean(axis=0)[seen].sum()
     sign, log = tnsim.log_inner(c, d, metric, dtype=dtype)
     assert sign == np.sign(inner)

@@ -560,7 +560,8 @@ def test_what_cancels_within_a_model_counts_in_forward_passes(rng):
     vectors = {"base": outputs(base), "other": outputs(other), "difference": difference}
     flat = np.array([x.ravel() / np.linalg.norm(x) for x in vectors.values()])
     models = dict(zip(vectors, (base, other, base - goal), strict=True))
-    close = {"scale": 1.0, "rtol": 1e-8, "limited_by": "hidden units that cancel"}
+    # 30 times the worst of 20 seeds, of units that are 10^6 times their sum.
+    close = {"scale": 1.0, "rtol": 3e-7, "limited_by": "hidden units that cancel"}
     assert_close(tnsim.pairwise(models, metric).similarity.values, flat @ flat.T, **close)
     assert_close(tnsim.similarity(base - goal, other, metric), flat[2] @ flat[1], **close)
     for verb, given in ((tnsim.similarity, (base - goal, other)), (tnsim.pairwise, (models,))):

@@ -24,6 +24,8 @@ TWO = {
 THREE = {
     "three layers": lambda g: [bilinear(g, 2, 2, 2), bilinear(g, 2, 2, 2), bilinear(g, 2, 2, 1)]
 }
+ROUNDED = 2e-10
+"""30 times the worst of 20 seeds, of sums of three layers that cancel."""
 CORRELATED = tnsim.Gaussian([0.4, -0.9], [[1.3, 0.5], [0.5, 0.8]])
 
 
@@ -46,7 +48,7 @@ def ways(term, arrays, output):
         for inner in terms:
             first, *others = ways(inner, arrays, output)
             for other in others:
-                assert_close(other, first, scale=LARGEST, rtol=1e-11)
+                assert_close(other, first, scale=LARGEST, rtol=ROUNDED)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +72,7 @@ def test_every_way_has_the_same_value(name, metric, rng):
             first, *others = ways(term, arrays, definition.indices)
             counted += len(others)
             for other in others:
-                assert_close(other, first, scale=LARGEST, rtol=1e-11)
+                assert_close(other, first, scale=LARGEST, rtol=ROUNDED)
         arrays[definition.name] = sum_of(definition.terms, arrays, definition.indices)
     assert counted
 
