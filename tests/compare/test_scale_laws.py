@@ -443,7 +443,8 @@ def test_biases_hide_no_hidden_states_below_the_range_of_float32(verb, rng):
     metric = tnsim.Empirical(rng.normal(size=(9, 2, 2)))
     assert_close(tnsim.similarity(far, other, metric), tnsim.similarity(near, other, metric))
     asked = [[far, other]] if verb == "pairwise" else [far, other]
-    with refused("use dtype='float64'", tnsim.TnsimError):
+    told = tnsim.TnsimError, tnsim.PrecisionWarning  # the latter where a digit is left
+    with refused("use dtype='float64'", told):
         getattr(tnsim, verb)(*asked, metric, dtype="float32")
 
 
@@ -453,7 +454,7 @@ def test_traces_in_float32_keep_small_hidden_states(rng):
     near, far, other = jax.tree.map(lambda x: np.asarray(x, "float32"), models)
     metric = tnsim.Empirical(rng.normal(size=(9, 2)))
     found = jax.jit(lambda model: tnsim.inner(model, other, metric))(far)
-    assert_close(found, tnsim.inner(near, other, metric), rtol=1e-5, limited_by="float32")
+    assert_close(found, tnsim.inner(near, other, metric), rtol=1e-4, limited_by="float32")
 
 
 @pytest.mark.parametrize("size", [1e-160, 1e120])
