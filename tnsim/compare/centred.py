@@ -186,7 +186,7 @@ def _mean_of_model(given: Any, metric: Metric, budget: Budget) -> Float[np.ndarr
 def _mean_of_function(
     given: Any, metric: Metric, budget: Budget
 ) -> tuple[Float[np.ndarray, " out"], Float[np.ndarray, " out"]]:
-    """The mean of every output, and what it is more than these floats."""
+    """The mean of every output as the sum of two floats, the second of which is the rounding."""
     if not isinstance(metric, Empirical):
         raise refused_under(metric)
     total: Any = 0.0

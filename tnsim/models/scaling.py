@@ -77,7 +77,7 @@ _STEP = 8
 # first trace that captured the array, and would give float32 to a later trace in float64.
 _UNIT_1: Any = np.float64(0)
 _LEAST_SIZE = -20
-"""Least size of a coordinate: its second moment is 2^-40 of the moments that it sums in float64."""
+"""Size below which a coordinate is rounding: a second moment of 2^-40, summed of moments near 1."""
 _OF_SCORES = ("q1", "k1", "q2", "k2")
 
 Unit: TypeAlias = Float[Array, ""] | Float[Array, " rows"]
@@ -255,8 +255,9 @@ def _measured_shifts(
     """
     reached = states.after(layer)
     sizes = reached.sizes
-    # Rows and what they read are near 1 here, so of a smaller coordinate rounding alone is left: it
-    # is zero. In a unit of its size the others would be beside it what float32 does not hold.
+    # Rows and what they read are near 1 here, so a much smaller coordinate is what rounding left of
+    # zero, and its unit stays. In a unit of that rounding the coordinate would be near 1, and
+    # products of the others beside it below the range of float32.
     known = library(sizes).where(sizes > _LEAST_SIZE, sizes, 0.0)
     step = nearest_unit(sizes.max() if shared else known)
     if isinstance(layer, Residual):
