@@ -187,16 +187,14 @@ class WeakCache:
             The value.
         """
         with self._changing:
-            entry = self._entries.get(owner)
-            if entry is None:
-                entry = self._entries[owner] = Entry()
-            entry.used = next(self._uses)
+            entry = self._entry(owner)
             if key in entry.values:
                 return entry.values[key]
         value = make()  # outside the lock, as `make` may need other values
         with self._changing:
-            # The owner may have been dropped while its value was made.
-            entry = self._entries.setdefault(owner, entry)
+            # Not the entry above: it may have been dropped meanwhile, with values of other threads
+            # in it that are no longer counted.
+            entry = self._entry(owner)
             if key not in entry.values:
                 entry.values[key] = value
                 if taken := size(value):
@@ -207,6 +205,13 @@ class WeakCache:
                         self._shrink()
                         self._at_most = self.held
             return entry.values[key]
+
+    def _entry(self, owner: Any) -> Entry:
+        entry = self._entries.get(owner)
+        if entry is None:
+            entry = self._entries[owner] = Entry()
+        entry.used = next(self._uses)
+        return entry
 
     def _shrink(self) -> None:
         # Only what holds something can give memory back.

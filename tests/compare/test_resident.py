@@ -255,3 +255,25 @@ def test_threads_share_what_is_made_of_an_object():
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(ask, range(6)))
     assert len(found) == 4800 and kept.held <= 5
+
+
+def test_values_dropped_while_one_of_them_is_made_again_are_not_held_uncounted():
+    class Weight:
+        pass
+
+    kept, weights = WeakCache(limit=2), [Weight() for _ in range(4)]
+
+    def one(value):
+        return 1.0
+
+    def make():
+        # What other threads may do meanwhile: make the same value, and others that push it out.
+        for weight in weights[:3]:
+            kept.get(weight, "key", object, one)
+        assert weights[0] not in kept
+        return object()
+
+    kept.get(weights[0], "key", make, one)
+    assert weights[0] in kept and kept.held <= 2
+    kept.get(weights[3], "key", object, one)
+    assert kept.held <= 2
