@@ -225,7 +225,8 @@ class WeakCache:
     @property
     def held(self) -> float:
         """Total size of all values."""
-        return sum((entry.held for entry in list(self._entries.values())), 0.0)
+        with self._changing:  # no other thread may add an entry while these are counted
+            return sum((entry.held for entry in self._entries.values()), 0.0)
 
     def clear(self) -> None:
         """Drop every value."""
