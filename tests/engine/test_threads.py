@@ -59,7 +59,7 @@ def test_an_error_ends_all_and_begins_nothing_more(threads, ordered):
             begun.append(n)
             if n == 20:
                 raise ArithmeticError("task 20")
-            time.sleep(1e-4)
+            time.sleep(1e-3)
 
         return run
 
