@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import numpy as np
@@ -70,8 +70,9 @@ from tnsim.problems import features
 from tnsim.problems.diagrams import tree
 from tnsim.problems.families import Family, by_side, choose, model_weights
 from tnsim.problems.layer_kinds import joined_levels, kinds, need_constant
+from tnsim.problems.layer_tensors import is_zero
 from tnsim.problems.polynomial_space import mean_output
-from tnsim.problems.units import common_units
+from tnsim.problems.units import ScaledModel, common_units
 from tnsim.problems.whole_tree import MAX_LEGS
 from tnsim.scaled import (
     ScaledSum,
@@ -315,10 +316,18 @@ class Written(NamedTuple):
     Args:
         exponents: Exponents that the models lack.
         factors: Factors by which terms cancel within the models, see `problems.conditioning`.
+        zeros: Which models are the zero function, though a trace finds rounding for their norms.
     """
 
     exponents: Sequence[Any]
     factors: Sequence[Any]
+    zeros: Sequence[Any]
+
+    @classmethod
+    def of(cls, known: Sequence[ScaledModel], traced: bool) -> Self:
+        """What the products depend on of models in scientific notation."""
+        zeros = [traced and is_zero(one.value) for one in known]
+        return cls([one.exponent for one in known], [one.cancels for one in known], zeros)
 
 
 def by_plans(first: AnyModel, second: AnyModel, request: Request, traced: bool) -> InnerProducts:
@@ -345,13 +354,13 @@ def by_plans(first: AnyModel, second: AnyModel, request: Request, traced: bool) 
     pairs = planned_pairs([one.value for one in known], places, request, traced)
     run = _traced_runs if traced else partial(_host_runs, tier=tier_in_use())
     results = [run(pair, known[pair.one].value, known[pair.two].value, request) for pair in pairs]
-    written = Written([one.exponent for one in known], [one.cancels for one in known])
+    written = Written.of(known, traced)
     found = products_of(first, second, places, pairs, results, written, request, traced)
     if not traced and request.squared_norms and is_expectation(metric):
         means = [mean_in_units(one.value, units.metric, request.budget) for one in known]
         single, norms, shares = _are_single(first, second), found.values, []
         if single:  # the products of a pair lack the scales that cancel in a cosine
-            norms = _of_models(pairs[0], results[0], written.factors, request, relative=False)
+            norms = _of_models(pairs[0], results[0], written, request, relative=False)
         for model, own, name in zip((first, second), places, ("AA", "BB"), strict=True):
             side, norm = scaled_sum(model, own, written.exponents), norms[name]
             if single:
@@ -410,7 +419,8 @@ def _planned_mean(model: Model, metric: Metric, budget: Budget) -> ScaledSum | N
     except TooLarge:
         return None
     results = _host_runs(pair, model, ones, request, "interpret")
-    found = _of_models(pair, results, (1.0, 1.0), request)["AB"]
+    written = Written((0.0, 0.0), (1.0, 1.0), (False, False))
+    found = _of_models(pair, results, written, request)["AB"]
     # E[sum of positions] = n_ctx E, and n_ctx E^2 is what the mean has of the squared norm.
     return times(found, 1 / math.sqrt(model.n_ctx or 1))
 
@@ -481,7 +491,7 @@ def products_of(
     """
     of_pairs: dict[tuple[int, int], dict[str, ScaledSum]] = {}
     for pair, found in zip(pairs, results, strict=True):
-        products = _of_models(pair, found, written.factors, request)
+        products = _of_models(pair, found, written, request)
         of_pairs[pair.one, pair.two] = of_pairs[pair.two, pair.one] = products
     bra, ket = (
         scaled_sum(one, own, written.exponents)
@@ -506,7 +516,7 @@ def products_of(
 def _of_models(
     pair: PlannedPair,
     results: Sequence[execution.Result],
-    factors: Sequence[Any],
+    written: Written,
     request: Request,
     relative: bool = True,
 ) -> dict[str, ScaledSum]:
@@ -529,9 +539,13 @@ def _of_models(
             for name, value in product.items():
                 weighted[name].append(times(value, weight))
         total = {name: add(summands) for name, summands in weighted.items()}
-    first, second = factors[pair.one], factors[pair.two]
+    first, second = (written.factors[n] for n in (pair.one, pair.two))
     amplified = {"AB": precision.of_pair(first, second), "AA": first, "BB": second}
-    return {name: magnified(value, amplified[name]) for name, value in total.items()}
+    total = {name: magnified(value, amplified[name]) for name, value in total.items()}
+    for name, n in (("AA", pair.one), ("BB", pair.two)):
+        if name in total and written.zeros[n] is not False:
+            total[name] = times(total[name], 1.0 - written.zeros[n])
+    return total
 
 
 def _host_runs(

@@ -386,7 +386,7 @@ def _along_plans(
         tuple(pairs),
         {n: moving[n] for n in form.coefficients if n in moving},
         fixed | moving,
-        Written([made.exponent for made in known], [made.cancels for made in known]),
+        Written.of(known, traced=True),
         [result.values for result in results],
         [result.exponents for result in results],
     )

@@ -443,7 +443,8 @@ def _balanced_rows(xp: Any, left: Any, right: Any) -> tuple[Any, Any]:
     """The rows c x and y / c of equal norm, c a constant to derivatives.
 
     Among numbers a row beside a row of zeros becomes zero: the difference of its squares would be
-    rounding, of which a layer without products would have its norm. Derivatives need the row.
+    rounding, of which a layer without products would have its norm. Derivatives need the row, which
+    is made so small that this rounding is no part of any other product.
     """
     # c x (x) y / c is the same for every c. But squares of size |x|^2 with a difference of size
     # |x| |y| lose log10(|x| / |y|) digits.
@@ -453,10 +454,51 @@ def _balanced_rows(xp: Any, left: Any, right: Any) -> tuple[Any, Any]:
     ratio = xp.where(usable, norms[1], 1.0) / xp.where(usable, norms[0], 1.0)
     balance = xp.sqrt(ratio)[:, None].astype(left.dtype)
     if xp is jnp:
-        balance = jax.lax.stop_gradient(balance)
+        small = float(xp.finfo(left.dtype).eps)
+        of_zeros = xp.where(norms[0] > 0, small, 1 / small)[:, None]
+        balance = jax.lax.stop_gradient(xp.where(usable[:, None], balance, of_zeros))
+        balance = balance.astype(left.dtype)
     else:
         left, right = left * usable[:, None], right * usable[:, None]
     return left * balance, right / balance
+
+
+def is_zero(model: Model) -> Any:
+    """Whether a model is the zero function because each product of a layer has a factor zero.
+
+    Sums and differences of squares (`symmetric_arrays`) that have derivatives give such a model a
+    norm of rounding, so its zero has to be told apart.
+
+    Args:
+        model: Any model of known layers, traced or not.
+
+    Returns:
+        A Boolean; traced where the model is.
+
+    Example:
+        >>> import tnsim
+        >>> zero, one = np.zeros((1, 1)), np.ones((1, 1))
+        >>> product, line = tnsim.Bilinear(zero, one, one), tnsim.Linear(one, bias=[1.0])
+        >>> [bool(is_zero(tnsim.Model(each))) for each in ([product], [product, line], [line])]
+        [True, False, False]
+    """
+    xp, is_any = library(model), False
+    for layer in model.layers:
+        names, output = affine_maps(innermost(layer))
+        if isinstance(layer, Residual) or isinstance(innermost(layer), Attention) or not names:
+            continue
+        core: Any = layer
+        factors = [(getattr(core, output) != 0).any(axis=0)]
+        for name in names:
+            bias = getattr(core, bias_name(name))
+            factors.append((getattr(core, name) != 0).any(axis=1))
+            factors[-1] |= False if bias is None else bias != 0
+        is_any |= ~xp.stack(factors).all(axis=0).any()
+    if is_any is False:
+        return False
+    # What follows such a layer sees the same state for all inputs.
+    positions = () if model.n_ctx is None else (model.n_ctx,)
+    return is_any & (model(np.zeros((*positions, model.d_in))) == 0).all()
 
 
 def symmetrised(tensor: Float[Array, "out *legs"]) -> Float[Array, "out *legs"]:
