@@ -257,6 +257,10 @@ def test_heads_without_an_inner_product(rng):
     with refused("does not begin and end with a linear layer", tnsim.UnsupportedLayer):
         bare = tnsim.Model(model.layers[1:], 3)
         tnsim.heads(bare, bare, "ov", through="embedding")
+    # Scores need no unembedding.
+    headless = tnsim.Model(model.layers[:-1], 3)
+    scores = tnsim.heads(headless, model, through="embedding").similarity.values
+    assert_close(np.diagonal(scores), np.ones(len(scores)))
     with refused("the model has no head"):
         tnsim.heads(*[tnsim.Model([tnsim.Linear(np.eye(2))])] * 2, "ov")
     turned = cases.CONFIGS["llama"]

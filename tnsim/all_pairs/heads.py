@@ -258,10 +258,10 @@ def _side(anatomy: Anatomy, kind: str, through: str | None, view: View) -> _Side
     circuits = anatomy.circuits(kind, view)
     if through is None:
         return _Side(circuits)
-    embedded, unembedding = anatomy.ends()
+    embedded, unembedding = anatomy.ends(kind)
     # The maps are lifted and read a constant one behind the coordinates.
     lifted = np.concatenate([embedded, np.ones((len(embedded), 1))], axis=1)
-    return _Side(circuits, lifted, unembedding if kind == "ov" else None)
+    return _Side(circuits, lifted, unembedding)
 
 
 def _check_sides(a: _Side, b: _Side, through: str | None) -> None:

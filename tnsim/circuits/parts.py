@@ -108,14 +108,14 @@ class PartsOfModule(StandardParts):
             self._check(kind, i)
         return super().circuits(kind, view)
 
-    def ends(self) -> tuple[np.ndarray, np.ndarray]:
-        """Embeddings of all tokens and the unembedding, compared with those of the module.
+    def ends(self, kind: str) -> tuple[np.ndarray, np.ndarray | None]:
+        """Embeddings of all tokens and what reads outputs, compared with those of the module.
 
         Raises:
             UnsupportedLayer, ModelError: Raised as by `part`.
         """
         self._check("direct", None)
-        return super().ends()
+        return super().ends(kind)
 
     def _check(self, kind: str, i: int | None) -> None:
         kind = "heads" if kind in ("qk", "ov") else kind

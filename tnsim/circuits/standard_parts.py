@@ -200,16 +200,22 @@ class StandardParts:
         turns = transformer.turns(view.distances) if kind == "qk" else None
         return Circuits(names, np.concatenate(left), np.concatenate(right), turns)
 
-    def ends(self) -> tuple[np.ndarray, np.ndarray]:
+    def ends(self, kind: str) -> tuple[np.ndarray, np.ndarray | None]:
         """Embeddings of all tokens as parts read them, and the unembedding with the norm's gain.
 
+        Args:
+            kind: "qk" or "ov".
+
         Returns:
-            The embeddings (vocabulary, width), normalised, without positions; the matrix
-            (vocabulary, width) of logits, the factor of the final norm left out.
+            The embeddings (vocabulary, width), normalised, without positions; for what heads add
+            to the stream, "ov", the matrix (vocabulary, width) of logits, the factor of the final
+            norm left out, and None for scores.
         """
         transformer = self.transformer
         # Parts read a normalised stream, so embeddings are normalised as well.
         embedded = transformer.attention_norm(0).normalised(transformer.embedding())
+        if kind == "qk":
+            return embedded, None
         return embedded, transformer.unembedding().behind(transformer.final_norm()).weight
 
     def _qk(self, i: int, h: int, view: View) -> Model:
@@ -500,22 +506,26 @@ class OwnParts:
         right = [Affine(value.weight, value.bias).lifted() for value, _ in parts]  # type: ignore[attr-defined]
         return Circuits(names, _stacked(left), _stacked(right), None)
 
-    def ends(self) -> tuple[np.ndarray, np.ndarray]:
-        """Embeddings of all tokens, and the matrix of logits.
+    def ends(self, kind: str) -> tuple[np.ndarray, np.ndarray | None]:
+        """Embeddings of all tokens, and for what heads add to the stream the matrix of logits.
+
+        Args:
+            kind: "qk" or "ov".
 
         Raises:
             UnsupportedLayer: The model does not begin and end with linear layers.
         """
-        first, last = self.model.layers[0], self.model.layers[-1]
-        if not (isinstance(first, Linear) and isinstance(last, Linear)):
+        layers = self.model.layers
+        first, last = layers[0], None if kind == "qk" else layers[-1]
+        if not (isinstance(first, Linear) and isinstance(last, Linear | None)):
             raise UnsupportedLayer(
-                "heads are compared through an embedding and an unembedding, and the model does "
-                "not begin and end with a linear layer"
+                "heads are compared through an embedding, and what they add to the stream through "
+                "an unembedding: the model does not begin and end with a linear layer"
             )
         embedded = np.asarray(first.weight, np.float64).T
         if first.bias is not None:
             embedded = embedded + np.asarray(first.bias, np.float64)
-        return embedded, np.asarray(last.weight, np.float64)
+        return embedded, None if last is None else np.asarray(last.weight, np.float64)
 
     def scores_of_tokens(self, view: View) -> Circuits:
         """QK circuits of all heads as bilinear forms of tokens.
@@ -531,7 +541,7 @@ class OwnParts:
         Raises:
             UnsupportedLayer: Layers rotate keys differently.
         """
-        embedded, _ = self.ends()
+        embedded, _ = self.ends("qk")
         lifted = np.column_stack([embedded, np.ones(len(embedded))]).T
         names = self.names("qk")
         left, right, rotations = [], [], []
