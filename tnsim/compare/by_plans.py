@@ -70,7 +70,7 @@ from tnsim.problems import features
 from tnsim.problems.diagrams import tree
 from tnsim.problems.families import Family, by_side, choose, model_weights
 from tnsim.problems.layer_kinds import joined_levels, kinds, need_constant
-from tnsim.problems.layer_tensors import is_zero
+from tnsim.problems.layer_tensors import zero_outputs
 from tnsim.problems.polynomial_space import mean_output
 from tnsim.problems.units import ScaledModel, common_units
 from tnsim.problems.whole_tree import MAX_LEGS
@@ -316,17 +316,17 @@ class Written(NamedTuple):
     Args:
         exponents: Exponents that the models lack.
         factors: Factors by which terms cancel within the models, see `problems.conditioning`.
-        zeros: Which models are the zero function, though a trace finds rounding for their norms.
+        zeros: Which outputs of each model are zero, though a trace finds rounding for their norms.
     """
 
     exponents: Sequence[Any]
     factors: Sequence[Any]
-    zeros: Sequence[Any]
+    zeros: Sequence[Any] = ()
 
     @classmethod
     def of(cls, known: Sequence[ScaledModel], traced: bool) -> Self:
         """What the products depend on of models in scientific notation."""
-        zeros = [traced and is_zero(one.value) for one in known]
+        zeros = [zero_outputs(one.value) for one in known] if traced else ()
         return cls([one.exponent for one in known], [one.cancels for one in known], zeros)
 
 
@@ -419,7 +419,7 @@ def _planned_mean(model: Model, metric: Metric, budget: Budget) -> ScaledSum | N
     except TooLarge:
         return None
     results = _host_runs(pair, model, ones, request, "interpret")
-    written = Written((0.0, 0.0), (1.0, 1.0), (False, False))
+    written = Written((0.0, 0.0), (1.0, 1.0))
     found = _of_models(pair, results, written, request)["AB"]
     # E[sum of positions] = n_ctx E, and n_ctx E^2 is what the mean has of the squared norm.
     return times(found, 1 / math.sqrt(model.n_ctx or 1))
@@ -543,8 +543,9 @@ def _of_models(
     amplified = {"AB": precision.of_pair(first, second), "AA": first, "BB": second}
     total = {name: magnified(value, amplified[name]) for name, value in total.items()}
     for name, n in (("AA", pair.one), ("BB", pair.two)):
-        if name in total and written.zeros[n] is not False:
-            total[name] = times(total[name], 1.0 - written.zeros[n])
+        if name in total and written.zeros:
+            zeros = written.zeros[n]
+            total[name] = times(total[name], 1.0 - (zeros if request.slices else zeros.all()))
     return total
 
 

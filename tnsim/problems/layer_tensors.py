@@ -73,6 +73,7 @@ from tnsim.models.layers import (
     Bilinear,
     Layer,
     Residual,
+    activation_of,
     affine_maps,
     innermost,
     residual_rule,
@@ -463,42 +464,45 @@ def _balanced_rows(xp: Any, left: Any, right: Any) -> tuple[Any, Any]:
     return left * balance, right / balance
 
 
-def is_zero(model: Model) -> Any:
-    """Whether a model is the zero function because each product of a layer has a factor zero.
+def zero_outputs(model: Model) -> Any:
+    """Which outputs of a model are zero because zeros among its weights leave nothing of them.
 
-    Sums and differences of squares (`symmetric_arrays`) that have derivatives give such a model a
+    Sums and differences of squares (`symmetric_arrays`) that have derivatives give such an output a
     norm of rounding, so its zero has to be told apart.
 
     Args:
         model: Any model of known layers, traced or not.
 
     Returns:
-        A Boolean; traced where the model is.
+        Booleans, (outputs,); traced where the model is.
 
     Example:
         >>> import tnsim
         >>> zero, one = np.zeros((1, 1)), np.ones((1, 1))
         >>> product, line = tnsim.Bilinear(zero, one, one), tnsim.Linear(one, bias=[1.0])
-        >>> [bool(is_zero(tnsim.Model(each))) for each in ([product], [product, line], [line])]
+        >>> [zero_outputs(tnsim.Model(each))[0] for each in ([product], [product, line], [line])]
         [True, False, False]
     """
-    xp, is_any = library(model), False
+    xp = library(model)
+    lives: Any = xp.ones(model.d_in, bool)  # coordinates of the state that are not always zero
     for layer in model.layers:
-        names, output = affine_maps(innermost(layer))
-        if isinstance(layer, Residual) or isinstance(innermost(layer), Attention) or not names:
-            continue
-        core: Any = layer
-        factors = [(getattr(core, output) != 0).any(axis=0)]
-        for name in names:
+        core: Any = innermost(layer)
+        below, (names, output) = lives, affine_maps(core)
+
+        def passed(name: str, lives: Any, core: Any = core) -> Any:
             bias = getattr(core, bias_name(name))
-            factors.append((getattr(core, name) != 0).any(axis=1))
-            factors[-1] |= False if bias is None else bias != 0
-        is_any |= ~xp.stack(factors).all(axis=0).any()
-    if is_any is False:
-        return False
-    # What follows such a layer sees the same state for all inputs.
-    positions = () if model.n_ctx is None else (model.n_ctx,)
-    return is_any & (model(np.zeros((*positions, model.d_in))) == 0).all()
+            rows = ((getattr(core, name) != 0) & lives).any(axis=1)
+            return rows if bias is None else rows | (bias != 0)
+
+        if isinstance(core, Attention) or activation_of(core) is not None:  # no sums of squares
+            lives = xp.ones(core.d_out, bool)
+            continue
+        if names:
+            lives = xp.stack([passed(name, below) for name in names]).all(axis=0)
+        lives = passed(output, lives)
+        if isinstance(layer, Residual):
+            lives = lives | below
+    return ~lives
 
 
 def symmetrised(tensor: Float[Array, "out *legs"]) -> Float[Array, "out *legs"]:
