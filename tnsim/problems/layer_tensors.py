@@ -480,7 +480,7 @@ def zero_outputs(model: Model) -> Any:
         >>> import tnsim
         >>> zero, one = np.zeros((1, 1)), np.ones((1, 1))
         >>> product, line = tnsim.Bilinear(zero, one, one), tnsim.Linear(one, bias=[1.0])
-        >>> [zero_outputs(tnsim.Model(each))[0] for each in ([product], [product, line], [line])]
+        >>> [bool(zero_outputs(tnsim.Model(each))) for each in ([product], [product, line], [line])]
         [True, False, False]
     """
     xp = library(model)
