@@ -237,9 +237,11 @@ def test_the_command(run, tmp_path):
     out = tmp_path / "out"
     shown = command("pairwise", run, "--parts", "qk, ov", "--dry-run")
     assert "qk: 4 parts, together" in shown.stdout and "ov: 4 parts, together" in shown.stdout
-    cost = told("pairwise", run, "--parts", "qk", "--dry-run")
+    cost = told("pairwise", run, "--parts", "qk", "--parts", "ov", "--dry-run")
     assert cost["qk"]["parts"] == 4 and cost["qk"]["together"]["tiles"]["pairs"] == 4 * 6
-    arguments = ("pairwise", run, "--parts", "qk,ov", "--distances", "1,2", "--out", out)
+    assert list(cost) == ["qk", "ov"]
+    distances = "--distances", 1, "--distances", 2
+    arguments = ("pairwise", run, "--parts", "qk,ov", *distances, "--out", out)
     done = command(*arguments, "--plots", "--parquet")
     assert "parts       8: qk, ov" in done.stdout and "lowest      similarity " in done.stdout
     assert " in layer " in done.stdout
