@@ -595,7 +595,9 @@ class WeightsExchanged(NamedTuple):
         check_finite(found)
         return np.array(found)
 
-    def gram(self, total: float) -> Float[np.ndarray, "components components"]:
+    def gram(
+        self, total: float, share: Float[np.ndarray, " components"]
+    ) -> Float[np.ndarray, "components components"]:
         """Refuse inner products of the parts of the change, which are no functions here."""
         raise ModelError(
             "inner products of parts are computed for polynomials, whose parts are functions: of "
