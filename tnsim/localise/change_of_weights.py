@@ -112,7 +112,7 @@ def groups_of(
                 )
         # A module may have the name of the rest itself.
         rest = "all others" if "others" in chosen else "others"
-    elif not (is_count(by) or by in GROUPINGS):
+    if chosen == [] or (chosen is None and not (is_count(by) or by in GROUPINGS)):
         raise ModelError(
             f"by must be one of {', '.join(GROUPINGS)}, a number of parts of names, or a list of "
             f"beginnings of names, found {by!r}"
