@@ -35,7 +35,7 @@ from tnsim.checkpoints.state_dict import (
 )
 from tnsim.errors import CheckpointError, ModelError, TnsimError, first_few, naming, printable
 from tnsim.models.arrays import is_count
-from tnsim.models.functions import Deferred, array_at
+from tnsim.models.functions import Deferred, array_at, check_not_random
 from tnsim.models.model import AnyModel, Model, Seed, bytes_of, check_untraced, normal_inputs
 from tnsim.options import checked, is_list, shown
 from tnsim.sessions import session
@@ -396,6 +396,7 @@ def modules_of(source: Any, module: Any) -> dict[str, Deferred]:
 
     Raises:
         CheckpointError: When nothing matches, or a file is damaged or of another module.
+        ModelError: The module is in training mode, in which its outputs are random.
 
     Example:
         >>> import tempfile, torch
@@ -404,6 +405,7 @@ def modules_of(source: Any, module: Any) -> dict[str, Deferred]:
         >>> [function.module for function in modules_of(folder, net).values()]
         [Linear(in_features=2, out_features=2, bias=True)]
     """
+    check_not_random(module)
     series, load = Series(source), partial(_module_of, module)
     return {
         label: deferred(path, load) for label, path in zip(series.labels, series.paths, strict=True)
