@@ -212,6 +212,10 @@ def test_files_of_networks_without_a_model_run_on_inputs(tmp_path):
         )
     with refused("computes _softmax of scores", tnsim.UnsupportedLayer):
         tnsim.pairwise(tmp_path, dialect=nets[0])
+    nets[0].dropout = nn.Dropout(0.5)  # as of the module itself
+    with refused(r"dropout \(Dropout\) is in training mode, .* call module.eval\(\)"):
+        tnsim.pairwise(tmp_path, metric, dialect=nets[0])
+    nets[0].eval()
     torch.save(nn.Linear(2, 2).state_dict(), tmp_path / "step_7.pt")
     with refused(r"step_7.pt: is no state dict of Module", tnsim.CheckpointError):
         tnsim.pairwise(tmp_path, metric, dialect=nets[0])

@@ -37,6 +37,12 @@ def trained(net, steps, monitor):
     return states, numbers
 
 
+def test_a_monitor_says_what_it_watches():
+    monitor = tnsim.torch.Monitor(every=2, reference=bilinear(), centred=True, by="module")
+    said = "similarity to the first and the previous state, a reference, moves by 'module'"
+    assert repr(monitor) == f"Monitor({said}; gaussian, centred, every 2 steps, 0 records)"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("centred", [False, True])
 def test_numbers_are_similarities_of_the_states(centred):

@@ -90,3 +90,10 @@ def test_threads_compute_the_same_similarity(rng):
     with ThreadPoolExecutor(6) as pool:
         found = pool.map(lambda model: float(tnsim.similarity(models[0], model)), models)
         assert list(found) == expected
+
+
+def test_a_session_says_its_limits():
+    said = (
+        "Session(results=3, operations=16384, block_bytes=5, device_bytes=4294967296, tier='auto')"
+    )
+    assert repr(Session(results=3, block_bytes=5)) == said

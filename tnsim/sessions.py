@@ -250,8 +250,9 @@ class Session:
         block_bytes: Limit in bytes for the blocks of models of runs over many pairs, together. Each
             run keeps its own blocks within half of the free memory and drops them when it ends.
         device_bytes: Limit in bytes for the arrays of models, laid out for plans and put on the
-            device, and for the networks of files that run on inputs. Arrays are dropped with their
-            model, or when a plan needs the memory.
+            device, for the networks of files that run on inputs, and for models of files whose
+            parts are compared. Arrays are dropped with their model, or when a plan needs the
+            memory.
         tier: Way in which plans run on a CPU: "interpret" by NumPy, at once; "compile" by XLA;
             "auto" as "interpret". On other devices and inside traces of JAX all plans are
             compiled.
@@ -306,6 +307,16 @@ class Session:
         )
         self.belongings = WeakCache(device_bytes)
         self.places: LRUCache[Hashable, Any] = LRUCache(2**30, lambda places: places.nbytes)
+
+    def __repr__(self) -> str:
+        limits = {
+            "results": self.results.limit,
+            "operations": self.programs.limit,
+            "block_bytes": self.blocks.limit,
+            "device_bytes": self.belongings.limit,
+            "tier": self.tier,
+        }
+        return f"Session({', '.join(f'{name}={value!r}' for name, value in limits.items())})"
 
     def clear(self) -> None:
         """Empty all caches; later calls fill them again."""

@@ -2,6 +2,8 @@
 
 import csv
 import json
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +19,9 @@ from transformer_cases import written
 
 import tnsim
 from tnsim import figures
+from tnsim.all_pairs.sources import content_hash
 from tnsim.all_pairs.store import FORMAT
+from tnsim.checkpoints import load
 
 CONFIG = {**cases.CONFIGS["gpt_neox"], "hidden_act": "quick_gelu"}
 
@@ -137,6 +141,28 @@ def test_a_run_goes_on_where_it_ended(run, tmp_path, monkeypatch):
     assert all(file.stat().st_mtime_ns == time for file, time in finished.items())
 
 
+def test_a_file_is_read_once_for_all_of_its_parts(tmp_path, monkeypatch):
+    paths = [tmp_path / f"step{n}.safetensors" for n in range(2)]
+    kept = sorted((Path(tnsim.__file__).parent / "data" / "induction").glob("*.safetensors"))
+    for path, file in zip(paths, kept, strict=False):
+        shutil.copy(file, path)
+    read, seen = load.read, []
+
+    def counted(path, *reading):
+        seen.append(path)
+        return read(path, *reading)
+
+    monkeypatch.setattr(load, "read", counted)
+    parts = tnsim.parts(tnsim.load(tmp_path), "ov")
+    first = {label: list(parts[label]) for label in parts}
+    assert len(first) > 1 and sorted(seen) == paths
+    shutil.copy(kept[2], paths[1])  # a file that changes is another model
+    for label, (one, other) in first.items():
+        assert content_hash(parts[label][0]) == content_hash(one)
+        assert content_hash(parts[label][1]) != content_hash(other)
+    assert sorted(seen) == [paths[0], paths[1], paths[1]]
+
+
 def test_parts_of_two_runs(run):
     series = tnsim.load(run)
     first, second = (tnsim.parts(one, "qk") for one in (series[:1], series[1:]))
@@ -211,9 +237,11 @@ def test_the_command(run, tmp_path):
     out = tmp_path / "out"
     shown = command("pairwise", run, "--parts", "qk, ov", "--dry-run")
     assert "qk: 4 parts, together" in shown.stdout and "ov: 4 parts, together" in shown.stdout
-    cost = told("pairwise", run, "--parts", "qk", "--dry-run")
+    cost = told("pairwise", run, "--parts", "qk", "--parts", "ov", "--dry-run")
     assert cost["qk"]["parts"] == 4 and cost["qk"]["together"]["tiles"]["pairs"] == 4 * 6
-    arguments = ("pairwise", run, "--parts", "qk,ov", "--distances", "1,2", "--out", out)
+    assert list(cost) == ["qk", "ov"]
+    distances = "--distances", 1, "--distances", 2
+    arguments = ("pairwise", run, "--parts", "qk,ov", *distances, "--out", out)
     done = command(*arguments, "--plots", "--parquet")
     assert "parts       8: qk, ov" in done.stdout and "lowest      similarity " in done.stdout
     assert " in layer " in done.stdout

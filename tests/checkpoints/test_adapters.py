@@ -184,6 +184,12 @@ def test_an_adapter_is_in_one_of_the_layers_that_share_weights(tmp_path, rng):
     x = rng.normal(size=(5, 3))
     with torch.no_grad():
         assert_close(tnsim.from_module(model)(x), model(torch.as_tensor(x)).numpy(), scale=LARGEST)
+    found = tnsim.change(net, model, tnsim.Empirical(x))
+    assert found.components == ("0", "2")
+    assert found.removed[0] == 0
+    with torch.no_grad():
+        moved = (model(torch.as_tensor(x)) - net(torch.as_tensor(x))).numpy()
+    assert_close(found.removed[1], (moved**2).sum() / 5)
     folder = saved(model, nn.Sequential(), tmp_path)
     state = {name: value for name, value in net.state_dict().items() if name != "0.weight"}
     save_file(state, tmp_path / "base" / "model.safetensors")
@@ -194,23 +200,49 @@ def test_an_adapter_is_in_one_of_the_layers_that_share_weights(tmp_path, rng):
 class Transposed(nn.Module):
     """A network that reads the weights of a layer once more, outside of the layer."""
 
-    def __init__(self):
+    def __init__(self, activation):
         super().__init__()
         self.into = nn.Linear(3, 4)
+        self.activation = activation
 
     def forward(self, x):
-        return nn.functional.linear(self.into(x), self.into.weight.T)
+        return nn.functional.linear(self.activation(self.into(x)), self.into.weight.T)
+
+
+def base_and_adapter(net, folder, **settings):
+    """A network with an adapter, and their two folders."""
+    model = adapted(copy.deepcopy(net), **settings)
+    there = saved(model, nn.Sequential(), folder)
+    save_file(net.state_dict(), folder / "base" / "model.safetensors")
+    return model, [folder / "base", there]
 
 
 def test_weights_that_are_read_outside_of_an_adapted_layer_are_refused(tmp_path):
-    net = Transposed()
-    model = adapted(copy.deepcopy(net), target_modules=["into"])
-    with refused("reads weights of adapted layers outside .* compare its outputs"):
+    net = Transposed(nn.Identity()).double()
+    model, folders = base_and_adapter(net, tmp_path, target_modules=["into"])
+    with refused("reads weights of adapted layers outside .* outputs of the PeftModel"):
         tnsim.from_module(model)
-    folder = saved(model, nn.Sequential(), tmp_path)
-    save_file(net.state_dict(), tmp_path / "base" / "model.safetensors")
-    with refused("reads weights of adapted layers outside .* give the PeftModel itself"):
-        tnsim.load(folder, net)
+    with refused("reads weights of adapted layers outside .* outputs of the PeftModel"):
+        tnsim.load(folders[1], net)
+
+
+def test_weights_that_are_read_outside_of_an_adapted_layer_are_of_the_base_on_inputs(tmp_path, rng):
+    net, metric = Transposed(nn.Softmax(-1)).double(), tnsim.Empirical(rng.normal(size=(5, 3)))
+    model, folders = base_and_adapter(net, tmp_path, target_modules=["into"])
+    found = tnsim.pairwise(folders, metric, dialect=net)
+    assert_close(found.similarity.values[0, 1], float(tnsim.similarity(net, model, metric)))
+    with refused("reads weights of adapted layers outside"):
+        tnsim.change(net, model, metric)
+
+
+def test_weights_that_are_saved_with_an_adapter_are_read_outside_of_their_layer(tmp_path, rng):
+    net = Transposed(nn.Identity()).double()
+    net.more = nn.Linear(3, 3)
+    settings = {"target_modules": ["more"], "modules_to_save": ["into"]}
+    model, folders = base_and_adapter(net.double(), tmp_path, **settings)
+    x = rng.normal(size=(5, 3))
+    with torch.no_grad():
+        assert_close(loaded(folders[1], net)(x), model(torch.as_tensor(x)).numpy())
 
 
 @pytest.mark.parametrize(

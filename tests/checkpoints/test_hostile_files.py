@@ -58,6 +58,14 @@ def test_npz_in_the_other_order_of_bytes_and_of_axes(tmp_path):
     assert tnsim.from_state_dict(state, "bilinear-readout").layers[0].left.dtype.isnative
 
 
+def test_a_file_that_is_refused_is_closed(tmp_path):
+    np.savez(tmp_path / "a.npz", objects=np.array([None]))
+    with pytest.raises(tnsim.CheckpointError, match="Python objects") as caught:
+        contents(tmp_path / "a.npz")
+    (frame,) = [one for one in caught.traceback if one.name == "_npz"]
+    assert frame.locals["archive"].fp is None
+
+
 def test_only_what_the_dialect_uses_is_read(tmp_path):
     members = files.readout_members()
     damaged = files.Member("epoch.npy", files.npy(np.ones((100, 100))), checksum=1)

@@ -176,8 +176,11 @@ def test_what_outputs_of_a_function_have_in_common_costs_no_digits(offset):
 
 def test_means_beyond_floats_and_over_nothing_are_refused():
     steep = tnsim.Model([tnsim.Bilinear([[1e200]], [[1e200]], [[1.0]])])
-    with refused("the mean of the outputs is beyond float64", tnsim.TnsimError):
+    said = "the mean of the outputs, or what they are less their mean, is beyond float64"
+    with refused(said, tnsim.TnsimError):
         tnsim.similarity(steep, steep, centred=True)
+    with refused(said, tnsim.TnsimError):
+        tnsim.similarity(*[lambda x: 1e308 * x] * 2, tnsim.Empirical([[1.0], [-1.0]]), centred=True)
 
 
 def test_files_are_centred_and_their_store_knows(tmp_path, monkeypatch):

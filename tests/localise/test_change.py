@@ -1,6 +1,7 @@
 """The parts of a change: integrals against complex steps, finite sums, gauges, swaps, refusals."""
 
 import itertools
+from fractions import Fraction
 
 import component_oracles as oracle
 import jax
@@ -20,6 +21,7 @@ from test_paths import scrambled
 
 import tnsim
 import tnsim.models.components
+from tnsim.engine import precision
 from tnsim.localise import switched_models
 from tnsim.models.model import Origin
 
@@ -473,6 +475,34 @@ def test_inner_products_of_small_parts_in_float32(rng):
     b = jax.tree.map(lambda x: x * (1 + 1e-3 * rng.normal(size=x.shape)), a)
     one, exact = (tnsim.change(a, b, dtype=x) for x in ("float32", "float64"))
     assert_close(one.matrix, exact.matrix, scale=LARGEST, rtol=1e-3, limited_by="float32")
+
+
+@pytest.mark.parametrize("seed", [1033, 1131, 1185])
+def test_inner_products_of_small_parts_are_within_their_bound(seed, monkeypatch):
+    """Their bound was what their sum misses, which is little where errors in it cancel."""
+    rng, told = np.random.default_rng(seed), []
+    a = tnsim.Model([bilinear(rng, 2, 2, 2) for _ in range(2)])
+    size = 10.0 ** -rng.uniform(3, 12)
+    b = jax.tree.map(lambda x: x * (1 + size * rng.normal(size=x.shape)), a)
+    x = rng.normal(size=(8, 2))
+    found = tnsim.change(a, b, tnsim.Empirical(x))
+    monkeypatch.setattr(precision, "report", lambda error, *_: told.append(error))
+
+    def mixed(s):
+        y = rational_oracle.rational(x)
+        for switch, *layers in zip(s, a.layers, b.layers, strict=True):
+            one, two = (rational_oracle.layer_forward(layer, y) for layer in layers)
+            y = (1 - switch) * one + switch * two
+        return y
+
+    # Outputs are quadratic in each switch, and derivatives along the diagonal in t.
+    half, parts = Fraction(1, 2), []
+    for apart in half * np.eye(2, dtype=int):
+        slopes = [mixed(t + apart) - mixed(t - apart) for t in (0, half, 1)]
+        parts.append((slopes[0] + 4 * slopes[1] + slopes[2]) / 6)
+    gram = np.array([[(u * v).sum() / 8 for v in parts] for u in parts])
+    error = abs(rational_oracle.rational(found.matrix) - gram).max() / gram.sum()
+    assert 0 < error < max(told)
 
 
 @pytest.mark.sampled(quick=1)

@@ -676,6 +676,7 @@ REFUSALS = [
     (lambda pair: pair, {"by": "head"}, "found Products; of any other network .* by='module'"),
     (lambda pair: pair, {"by": 0}, "by must be one of module, block, parameter"),
     (lambda pair: pair, {"by": 2.5}, "beginnings of names, found 2.5"),
+    (lambda pair: pair, {"by": []}, r"beginnings of names, found \[\]"),
     (lambda pair: pair, {"by": ["embedding"]}, "'embedding', which begins no weight"),
     (lambda pair: pair, {"ends": True}, "ends= and align= are for polynomials"),
     (lambda pair: pair, {"of": "loss"}, "of must be one of distance, similarity, or a function"),

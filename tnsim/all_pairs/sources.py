@@ -177,7 +177,7 @@ class Source:
     def file(self) -> Path | None:
         """The file in which the weights are, None for weights in memory."""
         if isinstance(self.weights, PartOfFile):
-            return self.weights.path
+            return self.weights.file.path
         return self.weights if isinstance(self.weights, Path) else None
 
 

@@ -14,6 +14,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -71,13 +72,25 @@ _APPLIED = {
 _STARTS = (None, True, False, "gaussian", "eva", "orthogonal")  # that leave the base as it is
 _CONV1D = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
+OUTSIDE_OF_ADAPTED = (
+    "with its adapters within its weights the module is another function: its code reads weights "
+    "of adapted layers outside of these layers"
+)
+"""Said of a module whose adapters count in calls of their layers alone."""
 
 
+@dataclass(frozen=True)
 class Adapted(Stored):
     """A tensor of a base with what an adapter makes of it in one layer.
 
     Other layers that share the tensor keep that of the base.
+
+    Attributes:
+        outside: What code reads that asks the layer for the tensor by its name, which is the tensor
+            of the base; None where the adapter has a layer of its own, as PEFT saves it.
     """
+
+    outside: Stored | None = None
 
 
 def read_file(file: Path) -> tuple[Contents, Path]:
@@ -111,7 +124,7 @@ def merged_module(module: Any) -> Any:
         CheckpointError: Where an adapter has no place in the weights, as prompts and prefixes.
     """
     if not (hasattr(module, "peft_config") and hasattr(module, "get_base_model")):
-        return module
+        return with_adapted_weights(module)
     if not hasattr(module, "merge_and_unload"):
         kinds = ", ".join(str(one.peft_type) for one in module.peft_config.values())
         raise CheckpointError(
@@ -133,6 +146,40 @@ def merged_module(module: Any) -> Any:
         if under is not None and any(names[id(one)] > 1 for one in under.parameters()):
             layer.base_layer = copy_of(under)
     return copied.merge_and_unload()
+
+
+def put_adapter(layer: Any, weights: Mapping[str, Any]) -> None:
+    """Let a layer compute with other weights, and keep its own for code that reads them by name.
+
+    This is what PEFT does, whose layers stand around those of the base.
+
+    Args:
+        layer: A layer of PyTorch, which is changed.
+        weights: Tensors of an adapter and its base together, by the names of the layer.
+    """
+    layer.adapted = copy_of(layer)
+    layer.adapted.load_state_dict(weights, strict=False)
+    layer.forward = layer.adapted.forward
+
+
+def with_adapted_weights(module: Any) -> Any:
+    """A module in which weights of `put_adapter` are those of the layers themselves.
+
+    Args:
+        module: Any module; one without such layers is returned as it is.
+    """
+    if not any(map(_is_adapted, getattr(module, "modules", tuple)())):
+        return module
+    copied = copy_of(module)
+    for layer in filter(_is_adapted, list(copied.modules())):
+        for own in ("_parameters", "_buffers"):
+            getattr(layer, own).update(getattr(layer.adapted, own))
+        del layer.forward, layer.adapted
+    return copied
+
+
+def _is_adapted(layer: Any) -> bool:
+    return "forward" in vars(layer) and "adapted" in layer._modules
 
 
 def base_of(adapter: Path) -> Path:
@@ -328,14 +375,14 @@ def _apply(
     magnitude = parts.get("lora_magnitude_vector")
     read = partial(_sum, before, first, second, scale, embedding or turned, magnitude)
     size = before.nbytes * 8 // np.dtype(before.dtype).itemsize
-    state[name] = Adapted(name, "float64", size, read)
+    state[name] = Adapted(name, "float64", size, read, before)
     if (bias := parts.get("lora_Bbias")) is not None:
         at = _name_in(state, f"{place}.bias")
         if at is None:
             raise CheckpointError(f"the adapter has a bias for {place}, and the base has none")
         there = state[at]
         total = lambda: _numbers(there) + scale * _numbers(bias)  # noqa: E731
-        state[at] = Adapted(at, "float64", there.nbytes * 8, total)
+        state[at] = Adapted(at, "float64", there.nbytes * 8, total, there)
 
 
 def _by_pattern(settings: Mapping[str, Any], patterns: str, default: str, place: str) -> float:

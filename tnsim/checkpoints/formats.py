@@ -15,6 +15,7 @@ length, as parsers of nested text take much more time and memory than the text.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import math
@@ -571,7 +572,11 @@ def _part_contents(index: Path) -> Contents:
 # npz: a zip archive of npy files
 def _npz(path: Path) -> Contents:
     archive = _open_archive(path)
-    return Contents.flat([_npy(archive, member) for member in archive.infolist()])
+    with contextlib.ExitStack() as refused:
+        refused.callback(archive.close)
+        found = Contents.flat([_npy(archive, member) for member in archive.infolist()])
+        refused.pop_all()  # tensors are read when they are asked for
+    return found
 
 
 def _npy(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Stored:

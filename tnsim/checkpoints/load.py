@@ -35,9 +35,10 @@ from tnsim.checkpoints.state_dict import (
 )
 from tnsim.errors import CheckpointError, ModelError, TnsimError, first_few, naming, printable
 from tnsim.models.arrays import is_count
-from tnsim.models.functions import Deferred, array_at
-from tnsim.models.model import AnyModel, Model, Seed, check_untraced, normal_inputs
+from tnsim.models.functions import Deferred, array_at, check_not_random
+from tnsim.models.model import AnyModel, Model, Seed, bytes_of, check_untraced, normal_inputs
 from tnsim.options import checked, is_list, shown
+from tnsim.sessions import session
 from tnsim.tables import html_table
 
 if TYPE_CHECKING:
@@ -395,6 +396,7 @@ def modules_of(source: Any, module: Any) -> dict[str, Deferred]:
 
     Raises:
         CheckpointError: When nothing matches, or a file is damaged or of another module.
+        ModelError: The module is in training mode, in which its outputs are random.
 
     Example:
         >>> import tempfile, torch
@@ -403,6 +405,7 @@ def modules_of(source: Any, module: Any) -> dict[str, Deferred]:
         >>> [function.module for function in modules_of(folder, net).values()]
         [Linear(in_features=2, out_features=2, bias=True)]
     """
+    check_not_random(module)
     series, load = Series(source), partial(_module_of, module)
     return {
         label: deferred(path, load) for label, path in zip(series.labels, series.paths, strict=True)
@@ -450,7 +453,7 @@ class _Unchanged:
 
     path: Path
     load: Callable[[Path], Any]
-    times: list[tuple[str, int, int]]
+    times: tuple[tuple[str, int, int], ...]
 
     def __call__(self) -> Any:
         if _times_of(self.path) != self.times:
@@ -460,11 +463,32 @@ class _Unchanged:
         return self.load(self.path)
 
 
-def _times_of(path: Path) -> list[tuple[str, int, int]]:
+@dataclass(frozen=True, eq=False)
+class ModelFile:
+    """A model in a file, small enough to be sent to another process.
+
+    Args:
+        path: The file.
+        reading: Options of reading.
+    """
+
+    path: Path
+    reading: Reading
+
+    @property
+    def model(self) -> Model:
+        """The model, read once while the file stays what it is and memory holds the model."""
+        with naming(self.path):
+            times = _times_of(located(self.path))
+        make = lambda: read(self.path, *self.reading).model  # noqa: E731
+        return session().belongings.get(self, times, make, bytes_of)
+
+
+def _times_of(path: Path) -> tuple[tuple[str, int, int], ...]:
     """Name, size and time of a file, or of the files of a folder."""
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     every = ((file.name, file.stat()) for file in files)
-    return [(name, about.st_size, about.st_mtime_ns) for name, about in every]
+    return tuple((name, about.st_size, about.st_mtime_ns) for name, about in every)
 
 
 def is_several(path: str | os.PathLike[str]) -> bool:

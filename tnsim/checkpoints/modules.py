@@ -17,12 +17,16 @@ import logging
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tnsim.checkpoints.adapters import Adapted, merged_module
+from tnsim.checkpoints.adapters import (
+    OUTSIDE_OF_ADAPTED,
+    Adapted,
+    merged_module,
+    put_adapter,
+)
 from tnsim.checkpoints.layer_rules import NamedArrays, normed, to_numpy, valued
 from tnsim.checkpoints.module_calls import (
     AN_EXAMPLE,
@@ -177,68 +181,30 @@ def _merged_reading(
     inputs: Any,
     output: str | int | None = None,
     width: int | None = None,
+    first: Any = None,
+    reader: Any = None,
 ) -> Recognised:
-    """The layers of a module, adapters within its weights; for arguments see `recognised`."""
-    merged = merged_module(module)
-    reading = recognised(merged, layers, n_ctx, inputs, output, width=width)
-    if merged is not module:
-        advice = "compare its outputs on inputs of yours, metric tnsim.Empirical(inputs)"
-        _check_merged(double_of(module), double_of(merged), reading.example, output, advice)
-    return reading
-
-
-def _check_merged(
-    apart: Any, together: Any, example: Any, output: str | int | None, advice: str
-) -> None:
-    """Refuse a module that is another function with its adapters within its weights.
-
-    Code that reads the weights of a layer by their name, outside of the layer, reads those of the
-    base.
-
-    Args:
-        apart: Module in float64, whose adapters count in their layers alone.
-        together: The module in float64 with its adapters within its weights.
-        example: Inputs of both.
-        output: Name or place of the output that counts.
-        advice: What to do, as the end of a sentence.
+    """The layers of a module, adapters within its weights; for arguments see `recognised`.
 
     Raises:
-        ModelError: The outputs differ.
+        ModelError: The code of the module reads weights of an adapted layer outside of the layer,
+            where they are those of the base.
     """
-    torch = require_torch()
-    with torch.no_grad():
-        found, expected = (
-            as_numpy(array_of(net.eval()(example), output)) for net in (together, apart)
-        )
-    if not relative_error(found, expected) < TOLERANCE:
-        raise ModelError(
-            "with its adapters within its weights the module is another function: its code reads "
-            f"weights of adapted layers outside of these layers; {advice}"
-        )
-
-
-def _with_others_outside(module: Any, names: Iterable[str]) -> Any:
-    """A copy in float64, with other numbers in some tensors outside of the layers that have them.
-
-    Args:
-        module: A module of PyTorch.
-        names: Names of the tensors.
-    """
-    copied = double_of(module)
-    for name in names:
-        path, _, own = name.rpartition(".")
-        tensor = getattr(copied.get_submodule(path), own).data
-        layer, inside = copied.get_submodule(path), tensor.clone()
-        leave = partial(_put, tensor, 2 * tensor + 1)
-        leave()
-        layer.register_forward_pre_hook(partial(_put, tensor, inside))
-        layer.register_forward_hook(leave)
-    return copied
-
-
-def _put(tensor: Any, numbers: Any, *_: Any) -> None:
-    """Put numbers into a tensor; a hook of a layer."""
-    tensor.copy_(numbers)
+    merged = merged_module(module)
+    reading = recognised(merged, layers, n_ctx, inputs, output, first, width, reader)
+    if merged is not module:
+        torch = require_torch()
+        with torch.no_grad():
+            apart, together = (
+                as_numpy(array_of(net.eval()(reading.example), output))
+                for net in (double_of(module), double_of(merged))
+            )
+        if not relative_error(together, apart) < TOLERANCE:
+            raise ModelError(
+                f"{OUTSIDE_OF_ADAPTED}; compare the outputs of the PeftModel on inputs of yours, "
+                "metric tnsim.Empirical(inputs)"
+            )
+    return reading
 
 
 @dataclass(frozen=True, eq=False)
@@ -284,14 +250,10 @@ class StatesOf:
                 leaves out what the module computes with.
             UnsupportedLayer, ModelError: Raised as by `from_module`.
         """
-        module, left_out, changed = self._loaded(state, leave_out, patterns_taken=True)
-        reading = recognised(
-            module, None, n_ctx, self.inputs, self.output, self.module, reader=self
+        module, left_out = self._loaded(state, leave_out, patterns_taken=True)
+        reading = _merged_reading(
+            module, None, n_ctx, self.inputs, self.output, first=self.module, reader=self
         )
-        if changed:
-            apart = _with_others_outside(reading.module, changed)
-            advice = "give the PeftModel itself"
-            _check_merged(apart, double_of(reading.module), reading.example, self.output, advice)
         caveats = (f"left out: {', '.join(left_out)}",) if left_out else ()
         return reading.model(norm_inputs, n_ctx, caveats)
 
@@ -302,7 +264,8 @@ class StatesOf:
             state: Arrays by name, also within what training code puts around them.
 
         Returns:
-            The module, in the mode of the module given.
+            The module, in the mode of the module given. What an adapter changes is as PEFT has it,
+            in its layers alone.
 
         Raises:
             CheckpointError: The names or shapes differ from those of the module.
@@ -311,8 +274,8 @@ class StatesOf:
 
     def _loaded(
         self, state: Mapping[str, Any], leave_out: Sequence[str], patterns_taken: bool = False
-    ) -> tuple[Any, tuple[str, ...], tuple[str, ...]]:
-        """The module with other weights, tensors that are none of it, and those of an adapter."""
+    ) -> tuple[Any, tuple[str, ...]]:
+        """The module with other weights, and the names of tensors that are none of it."""
         torch = require_torch()
         _check_not_shared(self.module)
         module = copy_of(self.module)
@@ -361,10 +324,17 @@ class StatesOf:
                     f"tensor {name!r} has shape {tuple(tensor.shape)}, in the module {self.name} "
                     f"{tuple(own[name].shape)}: give a module of these widths"
                 )
+        adapted: dict[str, dict[str, Any]] = {}
+        for name in tensors:
+            stored = named[name]
+            if isinstance(stored, Adapted) and stored.outside is not None:
+                path, _, its = name.rpartition(".")
+                adapted.setdefault(path, {})[its] = arrays[name]
+                arrays[name] = torch.as_tensor(to_numpy(stored.outside, name))
         module.load_state_dict(arrays)
-        by_adapters = {id(own[name]) for name in tensors if isinstance(named[name], Adapted)}
-        alone = unwrapped_module(module).state_dict(keep_vars=True)
-        return module, left_out, tuple(n for n, one in alone.items() if id(one) in by_adapters)
+        for path, weights in adapted.items():
+            put_adapter(module.get_submodule(path), weights)
+        return module, left_out
 
     def _check_ties(self, named: Mapping[str, Any], tied: Mapping[str, str]) -> None:
         """Raise `CheckpointError` where names of one tensor have different numbers in a file."""

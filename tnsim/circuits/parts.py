@@ -9,6 +9,7 @@ states, hooks included, and is compared with its parts.
 from __future__ import annotations
 
 import contextlib
+import copy
 import fnmatch
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ from tnsim.checkpoints.adapters import merged_module, read_file
 from tnsim.checkpoints.folders import located
 from tnsim.checkpoints.formats import configuration
 from tnsim.checkpoints.given import given_model, is_path_or_paths
-from tnsim.checkpoints.load import Reading, Series, is_several, position_in, read
+from tnsim.checkpoints.load import ModelFile, Reading, Series, is_several, position_in
 from tnsim.checkpoints.module_calls import as_numpy, copy_of, require_torch
 from tnsim.checkpoints.modules import from_module, unwrapped_module
 from tnsim.checkpoints.native import METADATA
@@ -502,21 +503,19 @@ class PartOfFile:
     """A part of a checkpoint in a file, small enough to be sent to another process.
 
     Args:
-        path: Checkpoint.
-        reading: Options of reading for models of tnsim.
+        file: Checkpoint.
         name: Place of the part.
         view: Choices about parts.
     """
 
-    path: Path
-    reading: Reading
+    file: ModelFile
     name: PartName
     view: View
 
     def read(self) -> Model:
         """The part, read from its file."""
-        anatomy = opened(self.path, self.reading)
-        with naming(self.path):
+        anatomy = _of_file(self.file)
+        with naming(self.file.path):
             return _part_of(anatomy, self.name, self.view)
 
 
@@ -599,24 +598,28 @@ class SeriesParts(Mapping[str, PartSeries]):
         self.kinds = kinds
         self.view = view
         self._anatomies: dict[str, Anatomy] = {}
-        if not isinstance(series, Series):
+        self._files: list[ModelFile] = []
+        if isinstance(series, Series):
+            # Other processes may have another working folder.
+            paths = [path.absolute() for path in series.paths]
+            self._files = [ModelFile(path, series.reading) for path in paths]
+        else:
             for label, checkpoint in series.items():
                 with naming(label):
                     self._anatomies[label] = opened(checkpoint)
         # The first checkpoint stands for all: parts are told by their names.
-        label, first = self._checkpoints()[0]
+        label, anatomy = next(self._checkpoints())
         with naming(label):
-            anatomy = self._anatomies.get(label) or opened(first, self._reading)
             self._first = Parts(anatomy, kinds, view)
         self.names: tuple[PartName, ...] = self._first.names
 
-    @property
-    def _reading(self) -> Reading:
-        return self.series.reading if isinstance(self.series, Series) else Reading()
-
     def of_kind(self, kind: str) -> SeriesParts:
         """The parts of a single kind."""
-        return SeriesParts(self.series, (kind,), self.view)
+        chosen = copy.copy(self)  # with the files, of which models are in memory
+        chosen.kinds = (kind,)
+        chosen._first = Parts(self._first.anatomy, chosen.kinds, self.view)
+        chosen.names = chosen._first.names
+        return chosen
 
     def rests(self, digest: Callable[[Any], str]) -> list[dict[str, str]]:
         """What belongs to each checkpoint and to none of its parts, see `StandardParts.rest`.
@@ -629,25 +632,22 @@ class SeriesParts(Mapping[str, PartSeries]):
             one tensor.
         """
         found = []
-        for label, checkpoint in self._checkpoints():
+        for label, anatomy in self._checkpoints():
             with naming(label):
-                anatomy = self._anatomies.get(label) or opened(checkpoint, self._reading)
                 rest = anatomy.rest(self.names, self.view)
                 found.append({name: digest(value) for name, value in rest})
         return found
 
-    def _checkpoints(self) -> list[tuple[str, Any]]:
+    def _checkpoints(self) -> Iterator[tuple[str, Anatomy]]:
         """Every checkpoint with its name in messages."""
-        if isinstance(self.series, Series):
-            return [(str(path), path) for path in self.series.paths]
-        return [(str(label), model) for label, model in self.series.items()]
+        for file in self._files:
+            yield str(file.path), _of_file(file)
+        yield from self._anatomies.items()
 
     def __getitem__(self, label: str) -> PartSeries:
         name = self._first.place(label)
         if isinstance(self.series, Series):
-            # Other processes may have another working folder.
-            paths = (path.absolute() for path in self.series.paths)
-            sources = [PartOfFile(path, self._reading, name, self.view) for path in paths]
+            sources = [PartOfFile(file, name, self.view) for file in self._files]
             return PartSeries(name, self.series.labels, self.series.names, sources)
         models = []
         for of, anatomy in self._anatomies.items():
@@ -816,7 +816,7 @@ def opened(checkpoint: Any, reading: Reading = Reading()) -> Anatomy:
     if isinstance(checkpoint, Model):
         return OwnParts(with_dense_matrices(checkpoint))
     if isinstance(checkpoint, (str, os.PathLike)):
-        return _of_file(checkpoint, reading)
+        return _of_file(ModelFile(Path(checkpoint), reading))
     checkpoint = merged_module(unwrapped_module(checkpoint))
     config, state = (getattr(checkpoint, name, None) for name in ("config", "state_dict"))
     if not callable(state):
@@ -835,26 +835,29 @@ def opened(checkpoint: Any, reading: Reading = Reading()) -> Anatomy:
     return StandardParts(transformer)
 
 
-def _of_file(path: str | os.PathLike[str], reading: Reading) -> Anatomy:
-    """A transformer in a known layout, else a model that `read` knows."""
+def _of_file(file: ModelFile) -> Anatomy:
+    """A transformer in a known layout, whose tensors are read when asked for, else a model."""
+    path, reading = file.path, file.reading
     config: Mapping[str, Any] = {}
-    with naming(path):
-        file = located(path)
-        inventory, told_by = read_file(file)
-        # Files of tnsim and files with a dialect are read by their own rules.
-        if METADATA not in inventory.metadata and reading.dialect is None:
-            config = configuration(told_by) or {}
-        # Types that are refused go there as well, for the reason that the layout knows.
-        if config.get("model_type") in {*LAYOUTS, *NOT_POLYNOMIAL}:
-            if reading.leave_out or reading.norm_inputs is not None or reading.n_ctx is not None:
-                raise ModelError(
-                    "parts in the layout of a configuration hold all of their tensors, behind the "
-                    "norm, of sequences of any length: leave_out (--leave-out), norm_inputs "
-                    "(--norm-inputs) and n_ctx (--n-ctx) do not apply, leave them out"
-                )
-            return StandardParts(Transformer.of(inventory.state, config))
+    # Files of tnsim and files with a dialect are read by their own rules.
+    if reading.dialect is None:
+        with naming(path):
+            inventory, told_by = read_file(located(path))
+            if METADATA not in inventory.metadata:
+                config = configuration(told_by) or {}
+            # Types that are refused go there as well, for the reason that the layout knows.
+            if config.get("model_type") in {*LAYOUTS, *NOT_POLYNOMIAL}:
+                _, n_ctx, leave_out, norm_inputs = reading
+                if leave_out or norm_inputs is not None or n_ctx is not None:
+                    raise ModelError(
+                        "parts in the layout of a configuration hold all of their tensors, behind "
+                        "the norm, of sequences of any length: leave_out (--leave-out), "
+                        "norm_inputs (--norm-inputs) and n_ctx (--n-ctx) do not apply, leave them "
+                        "out"
+                    )
+                return StandardParts(Transformer.of(inventory.state, config))
     try:
-        return OwnParts(with_dense_matrices(read(path, *reading).model))
+        return OwnParts(with_dense_matrices(file.model))
     except TnsimError:
         if "model_type" not in config:
             raise

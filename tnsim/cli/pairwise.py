@@ -273,17 +273,21 @@ def pairwise(
         typer.Option("--other", help="Compare with these instead of all with all. Repeatable."),
     ] = None,
     parts: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             "--parts",
-            help="Compare parts of transformers one by one: kinds, such as qk,ov,mlp,direct.",
+            metavar="KINDS",
+            help="Compare parts of transformers one by one: kinds, such as qk,ov,mlp,direct. "
+            "Repeatable.",
         ),
     ] = None,
     distances: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             "--distances",
-            help="Positions by which keys of qk parts stand before queries.",
+            metavar="NUMBERS",
+            help="Positions by which keys of qk parts stand before queries, such as 1,2. "
+            "Repeatable.",
             show_default="1",
         ),
     ] = None,
@@ -342,14 +346,15 @@ def pairwise(
     import tnsim
 
     _check_follow(follow, until, dry_run, as_json)
-    if distances is not None and "qk" not in _listed(parts or ""):
+    kinds = _listed(parts)
+    if distances and "qk" not in kinds:
         raise typer.BadParameter("--distances are those of --parts qk, which are not given")
-    networks = networks_of(reading, asked.metric if parts is None else None)
+    networks = networks_of(reading, None if kinds else asked.metric)
 
     def models_of(names: Sequence[str | Path]) -> Any:
-        if parts is None:
+        if not kinds:
             return networks.several(names)
-        return _parts_of(networks.series(names), parts, "1" if distances is None else distances)
+        return _parts_of(networks.series(names), kinds, _listed(distances) or ["1"])
 
     names = _names_in(files)
     models: Any = models_of(names) if follow is None else None
@@ -357,7 +362,7 @@ def pairwise(
     chosen = metric_of(asked)
     options: dict[str, Any] = {"other": others, "slices": slices, "centred": centred}
     options |= {"n_ctx": networks.n_ctx, "dtype": asked.dtype}
-    if dry_run and parts is not None:
+    if dry_run and kinds:
         _say_costs(models, chosen, options, as_json)
         return
     if dry_run:
@@ -371,7 +376,7 @@ def pairwise(
         raise typer.BadParameter("give --out DIR, where results are kept, or --dry-run")
     # Everything that can be refused is refused before the first tile.
     _check_apart(out, [*files, *(other or ())])
-    store = _store_in(out, parts)
+    store = _store_in(out, kinds)
     outputs = _outputs_of(out, parquet, zarr, plots, report)
     check_outputs({path: output.kind for path, output in outputs.items()}, store)
     kept = f"finished tiles are kept in {store}, run again to go on"
@@ -478,12 +483,12 @@ def _write_results(result: Pairwise, outputs: Mapping[Path, _Output]) -> list[Pa
     return written
 
 
-def _store_in(out: Path, parts: str | None) -> Path:
+def _store_in(out: Path, parts: Sequence[str]) -> Path:
     """The store of a run in the folder of its results.
 
     Args:
         out: Folder of the results.
-        parts: Kinds of parts that are compared, None for whole models.
+        parts: Kinds of parts that are compared, none for whole models.
 
     Returns:
         The path of the store.
@@ -494,10 +499,10 @@ def _store_in(out: Path, parts: str | None) -> Path:
     from tnsim.all_pairs.store import WITHIN_RESULTS
 
     ours, theirs = (out / name for name in WITHIN_RESULTS)
-    if parts is not None:
+    if parts:
         ours, theirs = theirs, ours
     if theirs.exists():
-        of_what = "parts" if parts is None else "whole models"
+        of_what = "whole models" if parts else "parts"
         raise StoreMismatch(
             f"{out}: holds the results of a run over {of_what}, kept in {theirs}; "
             "give another folder"
@@ -505,13 +510,13 @@ def _store_in(out: Path, parts: str | None) -> Path:
     return ours
 
 
-def _parts_of(series: Series, kinds: str, distances: str) -> SeriesParts:
+def _parts_of(series: Series, kinds: list[str], distances: list[str]) -> SeriesParts:
     """The parts of checkpoints that options name.
 
     Args:
         series: Checkpoints.
-        kinds: Kinds of parts, with commas between.
-        distances: Distances of positions, with commas between.
+        kinds: Kinds of parts.
+        distances: Distances of positions.
 
     Returns:
         The parts of the checkpoints.
@@ -523,17 +528,17 @@ def _parts_of(series: Series, kinds: str, distances: str) -> SeriesParts:
     import tnsim
 
     try:
-        numbers = [int(number) for number in distances.split(",")]
+        numbers = list(map(int, distances))
     except ValueError:
         raise typer.BadParameter(
-            f"--distances lists whole numbers, such as 1,2,4, found {distances!r}"
+            f"--distances lists whole numbers, such as 1,2,4, found {','.join(distances)!r}"
         ) from None
-    return tnsim.parts(series, _listed(kinds), distances=numbers)
+    return tnsim.parts(series, kinds, distances=numbers)
 
 
-def _listed(text: str) -> list[str]:
-    """Words with commas between, as `--distances` lists numbers."""
-    return [word.strip() for word in text.split(",")]
+def _listed(texts: list[str] | None) -> list[str]:
+    """Words with commas between, of an option that may be repeated."""
+    return [word.strip() for text in texts or () for word in text.split(",")]
 
 
 def _say_costs(

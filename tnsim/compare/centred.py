@@ -175,12 +175,17 @@ def _mean_of_model(given: Any, metric: Metric, budget: Budget) -> Float[np.ndarr
         if not mass.all():
             raise ModelError(f"no input of {metric.name} has a weight, so there is no mean")
     values = power(mantissa / mass, exponent - of_mass)
-    if np.isinf(values).any():
-        raise TnsimError(
-            "the mean of the outputs is beyond float64, and centred=True takes it away: scale down "
-            "the last layers of the models, which changes no similarity"
-        )
+    _check_finite(values)
     return values
+
+
+def _check_finite(values: np.ndarray) -> None:
+    if not np.isfinite(values).all():
+        raise TnsimError(
+            "the mean of the outputs, or what they are less their mean, is beyond float64, and "
+            "centred=True takes it away: scale down the last layers of the models, which changes "
+            "no similarity"
+        )
 
 
 def _mean_of_function(
@@ -196,7 +201,9 @@ def _mean_of_function(
         outputs = outputs.reshape(len(outputs), -1, outputs.shape[-1])
         # What outputs have in common with the first of them is not rounded.
         first = outputs[0, 0].copy() if first is None else first
-        outputs -= first
-        total = total + np.exp(batch.log_weights) @ outputs.mean(axis=1)
+        with np.errstate(over="ignore", invalid="ignore"):  # refused by name
+            outputs -= first
+            total = total + np.exp(batch.log_weights) @ outputs.mean(axis=1)
     mean = first + total
+    _check_finite(mean)
     return mean, total - (mean - first)

@@ -136,7 +136,7 @@ class Change:
             raise ModelError(
                 f"a change of {self.of} has no parts with inner products; use of='distance'"
             )
-        return self._exchanges.gram(self.total)
+        return self._exchanges.gram(self.total, self.share)
 
     @cached_property
     def by_input(self) -> Float[np.ndarray, "inputs *positions"]:

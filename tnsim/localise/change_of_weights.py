@@ -112,7 +112,7 @@ def groups_of(
                 )
         # A module may have the name of the rest itself.
         rest = "all others" if "others" in chosen else "others"
-    elif not (is_count(by) or by in GROUPINGS):
+    if chosen == [] or (chosen is None and not (is_count(by) or by in GROUPINGS)):
         raise ModelError(
             f"by must be one of {', '.join(GROUPINGS)}, a number of parts of names, or a list of "
             f"beginnings of names, found {by!r}"
@@ -174,7 +174,8 @@ class OnInputs:
         few = points.block(0, min(4, points.count)).inputs
         for switch, given in enumerate(ends):
             network.switch(np.full(len(self.names), switch))
-            check_is_whole(given, metric.output, switch, [(few, network.outputs(few))], True)
+            runs = [(few, network.outputs(few))]
+            check_is_whole(network, given, metric.output, switch, runs, True)
         # Every group has ways back of its own, so groups of draws are few: standard errors are
         # known to a quarter of themselves.
         bounds = groups(points)
@@ -199,7 +200,7 @@ class OnInputs:
         self.zeros, self.ones = np.zeros(len(self.names)), np.ones(len(self.names))
         for switch, given in enumerate(ends):
             # A setting may act on a few inputs alone.
-            check_is_whole(given, metric.output, switch, self._runs(switch), False)
+            check_is_whole(network, given, metric.output, switch, self._runs(switch), False)
         sums = self._sums(self.zeros, self.ones)
         self.total, squares = self._measured(sums), sums[3]
         check_finite([self.total, squares])
@@ -343,7 +344,7 @@ class ByScore:
             own, found = switched_network(given, given, None, dtype).score(of), self.ends[switch]
             # A score that is zero for one of both, as a distance from it, has rounding alone there.
             if abs(found - own) > alike * max(map(abs, (own, *self.ends.values()))):
-                raise more_than_weights(switch)
+                raise more_than_weights(switch, network.merged[switch])
         self.total = self.measure(*both)
 
     def _score_at(self, switches: Switches) -> float:
@@ -594,7 +595,9 @@ class WeightsExchanged(NamedTuple):
         check_finite(found)
         return np.array(found)
 
-    def gram(self, total: float) -> Float[np.ndarray, "components components"]:
+    def gram(
+        self, total: float, share: Float[np.ndarray, " components"]
+    ) -> Float[np.ndarray, "components components"]:
         """Refuse inner products of the parts of the change, which are no functions here."""
         raise ModelError(
             "inner products of parts are computed for polynomials, whose parts are functions: of "

@@ -18,6 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from tnsim.checkpoints.adapters import (
+    OUTSIDE_OF_ADAPTED,
+    merged_module,
+    with_adapted_weights,
+)
 from tnsim.checkpoints.module_calls import as_precise_as
 from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.compiling import compiler_options
@@ -73,6 +78,7 @@ def switched_network(a: Any, b: Any, output: str | int | None, dtype: str) -> Sw
 
 
 def check_is_whole(
+    network: SwitchedNetwork,
     given: Any,
     output: str | int | None,
     switch: int,
@@ -82,7 +88,8 @@ def check_is_whole(
     """Refuse networks that differ in more than weights, such as settings or code.
 
     Args:
-        given: The network that one with switches should be.
+        network: The network with switches.
+        given: The network that it should be.
         output: Name or place of the output that counts.
         switch: Value of all switches, 0 or 1.
         runs: Batches of inputs, each with the outputs of the network with switches.
@@ -103,20 +110,25 @@ def check_is_whole(
             missed = max(missed, float(abs(found - wanted).max()))
             size = max(size, float(abs(wanted).max()))
     if not same or missed > alike * size:
-        raise more_than_weights(switch)
+        raise more_than_weights(switch, network.merged[switch])
 
 
-def more_than_weights(switch: int) -> ModelError:
+def more_than_weights(switch: int, merged: bool = False) -> ModelError:
     """The refusal of networks that differ in more than weights.
 
     Args:
         switch: Value of all switches at which they do, 0 or 1.
+        merged: Whether adapters of the network given count as its weights.
 
     Example:
         >>> str(more_than_weights(1))[:30]
         'the second network computes so'
     """
     which = "second" if switch else "first"
+    if merged:
+        return ModelError(
+            f"the {which} network: {OUTSIDE_OF_ADAPTED}; compare both by tnsim.similarity on inputs"
+        )
     return ModelError(
         f"the {which} network computes something else than the other one does with its "
         "weights: the two differ in more than weights, such as settings, integer buffers, code "
@@ -148,27 +160,32 @@ class _SwitchedModule:
 
     Attributes:
         names: Dotted names of the weight tensors.
+        merged: Whether adapters of the first and of the second network count as its weights.
     """
 
     @_outside_modes
     def __init__(self, a: Any, b: Any, output: str | int | None, dtype: str) -> None:
         import torch
 
-        from tnsim.checkpoints.adapters import merged_module  # where a module comes
-        from tnsim.checkpoints.modules import double_of, unwrapped_module
+        from tnsim.checkpoints.modules import double_of, unwrapped_module  # where a module comes
 
-        first, second = unwrapped_module(a), unwrapped_module(b)
+        first, second = own = unwrapped_module(a), unwrapped_module(b)
+        if first is not second:  # else the layers are those of the network itself
+            first, second = with_adapted_weights(first), with_adapted_weights(second)
         if _floats(first).keys() != _floats(second).keys():
             # An adapter beside its base has moved the weights of the base.
             first, second = merged_module(first), merged_module(second)
-        self.network = double_of(second)
+        self.merged = first is not own[0], second is not own[1]
+        # A tensor of the base is two where an adapter changes one of the layers that share it.
+        names = {*_floats(first), *_floats(second)}
+        self.network = double_of(max(second, first, key=lambda module: len(_floats(module))))
         if dtype == "float32":
             self.network = self.network.float()
         elif not isinstance(self.network, torch.jit.ScriptModule):  # whose code is compiled
             _AsPrecisely(self.network, {weight.dtype for weight in second.parameters()})
         self.function = with_output(self.network, output)
         self.step = _BUFFER_STEP[dtype]
-        values = [_floats(module) for module in (first, second, self.network)]
+        values = [*(_floats(end, names) for end in (first, second)), _floats(self.network)]
         check_same_weights(*values[:2])
         self.names = tuple(values[2])
         self.places = tuple(values[2].values())
@@ -333,7 +350,10 @@ class _SwitchedPytree:
 
     Attributes:
         names: Dotted names of the weight tensors.
+        merged: None of the two has adapters.
     """
+
+    merged = False, False
 
     def __init__(self, a: Any, b: Any, output: str | int | None, dtype: str) -> None:
         self.output, self.dtype = output, dtype
@@ -513,11 +533,12 @@ def _recording_statistics() -> Iterator[None]:
         yield
 
 
-def _floats(module: Any) -> dict[str, Any]:
-    """Floating-point parameters and buffers of a module by name, tied ones once."""
+def _floats(module: Any, apart: Collection[str] = ()) -> dict[str, Any]:
+    """Floating-point parameters and buffers by name, tied ones once but for names `apart`."""
     found, seen = {}, set()
-    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        if tensor.is_floating_point() and id(tensor) not in seen:
+    parameters = module.named_parameters(remove_duplicate=False)
+    for name, tensor in (*parameters, *module.named_buffers(remove_duplicate=False)):
+        if tensor.is_floating_point() and (name in apart or id(tensor) not in seen):
             seen.add(id(tensor))
             found[name] = tensor
     return found

@@ -597,12 +597,7 @@ def run_with_gradients(module: Any, inputs: Any) -> Any:
         >>> run_with_gradients(torch.nn.Linear(2, 1), np.zeros((1, 2))).requires_grad
         True
     """
-    for name, child in module.named_modules():
-        if child.training and is_random_in_training(child):
-            raise ModelError(
-                f"{name or 'the module'} ({type(child).__name__}) is in training mode, in which it "
-                "gives something else each time: call module.eval() first"
-            )
+    check_not_random(module)
     tensor = tensor_of(inputs)
     # A module without parameters, such as an activation, takes any precision.
     parameter = next(module.parameters(), None)
@@ -621,6 +616,27 @@ def run_with_gradients(module: Any, inputs: Any) -> Any:
             "of inputs as the module itself takes them: vectors (n, d) of floats, "
             "images (n, channels, height, width), tokens (n, positions) of integers"
         ) from error
+
+
+def check_not_random(module: Any) -> None:
+    """Refuse a module whose outputs are random in the mode in which it is.
+
+    Args:
+        module: A module of PyTorch.
+
+    Raises:
+        ModelError: A part of it that is random in training is in training mode.
+
+    Example:
+        >>> import torch
+        >>> check_not_random(torch.nn.Dropout().eval())
+    """
+    for name, child in module.named_modules():
+        if child.training and is_random_in_training(child):
+            raise ModelError(
+                f"{name or 'the module'} ({type(child).__name__}) is in training mode, in which it "
+                "gives something else each time: call module.eval() first"
+            )
 
 
 def check_one_input(module: Any, error: Exception | None = None) -> None:

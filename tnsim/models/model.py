@@ -610,10 +610,11 @@ def with_dense_matrices(model: Any) -> Any:
                     leaf.flags.writeable = False
         return dense
 
-    return kept_with(model, with_dense_matrices, make, _bytes)
+    return kept_with(model, with_dense_matrices, make, bytes_of)
 
 
-def _bytes(model: Model) -> float:
+def bytes_of(model: Model) -> float:
+    """Bytes of the arrays of a model."""
     return sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(model))
 
 

@@ -122,6 +122,14 @@ class Monitor:
         self._kept: list[tuple[int, Any]] = []
         self._values = np.empty((0, 0))
 
+    def __repr__(self) -> str:
+        watched = ["similarity to the first and the previous state"]
+        watched += ["a reference"] * (self._reference is not None)
+        watched += [f"moves by {self._by!r}"] * (self._by is not None)
+        metric = self._metric.name + ", centred" * self._centred
+        records = f"every {self._every} steps, {len(self.history)} records"
+        return f"Monitor({', '.join(watched)}; {metric}, {records})"
+
     def __call__(self, step: int, module: Any) -> dict[str, float]:
         """Record the module where a record is due.
 
