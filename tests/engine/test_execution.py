@@ -192,6 +192,15 @@ def test_a_loop_is_compiled_once():
     np.testing.assert_array_equal(found, expected)  # whole numbers below 2^24
 
 
+def test_a_large_matrix_and_a_vector_are_multiplied_by_the_library():
+    """As a loop over entries, XLA wrote all products out: a second array of the matrix's size."""
+    product = Operation("contract", (0, 1), ((0, 1), (1,)), (0,))
+    program = Program(((1100, 1000), (1000,)), (product,), (2,))
+    arrays = [jax.ShapeDtypeStruct(shape, np.float32) for shape in program.shapes]
+    lowered = jax.jit(lambda x: binding.BoundStage.of(program, None, jnp)(x)).lower(arrays)
+    assert lowered.as_text().count("dot_general") == 1
+
+
 @pytest.mark.slow
 def test_nothing_global_changes(rng):
     a, b = cases.pair(cases.SHALLOW["bilinear"], rng)

@@ -8,6 +8,7 @@ import pytest
 import tnsim
 import tnsim.engine.plan
 from tnsim.cli import bench
+from tnsim.compare import by_plans
 from tnsim.engine import costs
 from tnsim.engine import planner as planning
 from tnsim.engine.ir.program import Operation, Program
@@ -80,6 +81,22 @@ def test_plan_reads_shapes_only_and_knows_its_guarantee(rng):
     assert taken == 4 * planned.peak_elements > 4 * (a.parameters + b.parameters)
     assert taken < planned.peak_bytes < 1.5 * taken
     assert "scalar multiplications" in str(planned) and "MiB of float32" in str(planned)
+
+
+def test_a_plan_is_the_one_that_runs_within_the_budget(monkeypatch):
+    """A plan was told without the chunks, and inputs in the batches, of a larger budget."""
+    monkeypatch.setattr(planning, "LARGE", 2**18)
+    a, b = (bench.random_stack(16, 24, 2, "float64", seed) for seed in (1, 2))
+    whole = tnsim.plan(a, b)
+    budget = tnsim.Budget(0.5 * whole.peak_bytes)
+    ran, fetched = [], by_plans.fetched
+    monkeypatch.setattr(by_plans, "fetched", lambda plan, *_: ran.append(plan) or fetched(plan, *_))
+    tnsim.inner(a, b, budget=budget)
+    told = tnsim.plan(a, b, budget=budget)
+    assert [told.contraction] == ran and told.peak_bytes <= 0.5 * whole.peak_bytes
+    assert tnsim.plan(a, b, budget=tnsim.Budget(16)) == whole  # where nothing fits
+    inputs = tnsim.Empirical(np.ones((1000, 16)))
+    assert tnsim.plan(a, b, inputs, budget=tnsim.Budget(2**18)).peak_bytes <= 2**18
 
 
 @pytest.mark.sampled(quick=1)

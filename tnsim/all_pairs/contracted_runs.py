@@ -464,8 +464,9 @@ class ContractedRun(RouteOfRun):
             tier=tier,
         )
 
-    def check(self, estimate: Estimate, budget: Budget) -> None:
+    def within(self, estimate: Estimate, budget: Budget) -> Estimate:
         """See `compare.routes.Weighed`; plans beyond the budget have no estimate."""
+        return estimate
 
     def _plans(self) -> tuple[list[tuple[int, Plan]], int]:
         """Every plan with the number of times that it runs, and bytes kept of a model's share."""

@@ -161,21 +161,21 @@ class VectorRun(RouteOfRun):
             tier="interpret",
         )
 
-    def check(self, estimate: Estimate, budget: Budget) -> None:
+    def within(self, estimate: Estimate, budget: Budget) -> Estimate:
         """See `compare.routes.Weighed`. All vectors at hand are to fit the memory as well."""
-        super().check(estimate, budget)
+        super().within(estimate, budget)
         available = memory(self.setting)
         if estimate.peak_bytes > available:
             raise TooLarge(
                 f"{estimate.metric} by {self.name} needs {estimate.peak_bytes / 2**30:.3g} GiB, "
                 f"and the budget is {available / 2**30:.3g} GiB; give a larger tnsim.Budget"
             )
+        return estimate
 
     @property
     def fits(self) -> bool:
         """Whether vectors of combinations fit, also the memory of the run."""
-        within = self.estimate().peak_bytes <= memory(self.setting)
-        return features.fits(self.space) and within
+        return features.fits(self.space) and self.estimate().peak_bytes <= memory(self.setting)
 
     def _making_bytes(
         self, run: Sizes, models: int, made: Sequence[Kinds], section_bytes: int

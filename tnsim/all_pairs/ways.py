@@ -536,10 +536,11 @@ class RouteOfRun(ABC):
         question = Question((model,), setting.metric, CROSS, setting.slices, setting.dtype)
         return self.of_pair(question)
 
-    def check(self, estimate: Estimate, budget: Budget) -> None:
+    def within(self, estimate: Estimate, budget: Budget) -> Estimate:
         """See `compare.routes.Weighed`. A model with itself is to be within the budget."""
         for route in map(self.alone, self.models.examples.values()):
-            route.check(route.estimate(), budget)
+            route.within(route.estimate(), budget)
+        return estimate
 
     def priced(
         self,

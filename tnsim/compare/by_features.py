@@ -87,12 +87,13 @@ class Vectors:
             facts=(("coefficients at most", space.length * space.d_out),),
         )
 
-    def check(self, estimate: Estimate, budget: Budget) -> None:
+    def within(self, estimate: Estimate, budget: Budget) -> Estimate:
         """See `routes.Route`."""
         advice = "compare outputs, metric tnsim.Empirical(inputs), or give a larger tnsim.Budget"
         count = estimate.fact("coefficients at most")
         what = f"{estimate.metric} by {self.name} of {count:,} coefficients"
         check_affordable(estimate, budget, what, advice, advice)
+        return estimate
 
     def products(
         self, first: AnyModel, second: AnyModel, request: Request, traced: bool
@@ -108,7 +109,7 @@ class Vectors:
             TooLarge: The computation would exceed the budget.
         """
         estimate = self.estimate()
-        self.check(estimate, request.budget)
+        self.within(estimate, request.budget)
         one, two = terms(first), terms(second)
         with announced(f"vectors of {estimate.metric}", estimate.seconds):
             values, share = by_vectors(self.space, one, two, request.metric, request.slices)

@@ -148,7 +148,7 @@ class Kernels:
         item = ITEM_BYTES[self.dtype]
         return item * positions * sum(segment.numbers for segment in chain)
 
-    def check(self, estimate: Estimate, budget: Budget) -> None:
+    def within(self, estimate: Estimate, budget: Budget) -> Estimate:
         """See `routes.Route`."""
         first, second = (estimate.fact(f"{side} of hidden units") for side in ("rows", "columns"))
         check_affordable(
@@ -159,6 +159,7 @@ class Kernels:
             less_memory="give a larger tnsim.Budget",
             program_bytes=PROGRAM_BYTES,
         )
+        return estimate
 
     def products(
         self, first: AnyModel, second: AnyModel, request: Request, traced: bool
@@ -187,7 +188,7 @@ class Kernels:
         for (_, a), (_, b) in itertools.combinations_with_replacement((*one, *two), 2):
             pair = Kernels(replace(self.question, models=(a, b), wanted=CROSS))
             estimate = pair.estimate()
-            self.check(estimate, request.budget)
+            self.within(estimate, request.budget)
             seconds += estimate.seconds
         with announced(f"kernels of {request.metric.name}", seconds), execution.precision():
             bra = _prepared_sum(one, request.metric)

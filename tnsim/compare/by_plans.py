@@ -222,6 +222,9 @@ class Contractions:
         question = self.question
         most = limit * USUAL[ITEM_BYTES[question.dtype]].multiplying * USUAL_CORES
         plan = plan_for(self._family, question.wanted, question.slices, question.dtype, limit=most)
+        return self._told(plan)
+
+    def _told(self, plan: Plan) -> Estimate:
         return Estimate(
             metric=plan.metric,
             exact=plan.exact,
@@ -235,11 +238,13 @@ class Contractions:
             contraction=plan,
         )
 
-    def check(self, estimate: Estimate, budget: Budget) -> None:
-        """See `routes.Route`."""
+    def within(self, estimate: Estimate, budget: Budget) -> Estimate:
+        """See `routes.Route`. Large contractions may be in smaller chunks than in the estimate."""
         question = self.question
+        family, wanted = self._family, question.wanted
         with self._advised():
-            affordable(self._family, question.wanted, question.slices, question.dtype, budget)
+            plan = affordable(family, wanted, question.slices, question.dtype, budget)
+        return estimate if plan is estimate.contraction else self._told(plan)
 
     @cached_property
     def _family(self) -> Family:

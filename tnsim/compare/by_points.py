@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
@@ -78,8 +79,7 @@ class AtPoints:
 
         Returns:
             An estimate with the fact "forward passes", those of each model. Its `peak_bytes` are
-            those of a usual batch; a small budget makes batches smaller. Layers that models have in
-            common count for each.
+            those of a usual batch. Layers that models have in common count for each.
         """
         return self.question.once((AtPoints, self.points.count), self._estimated)
 
@@ -115,15 +115,14 @@ class AtPoints:
             lambda: at_points.needs(question.models, points, question.dtype),
         )
 
-    def check(self, estimate: Estimate, budget: Budget) -> None:
+    def within(self, estimate: Estimate, budget: Budget) -> Estimate:
         """See `routes.Route`. A batch of a single point is to fit the memory."""
         question, points = self.question, self.points
         if estimate.multiplications <= budget.multiplications:
-            least = math.ceil(self._needs.least)
-            at_points.check_room(
-                least, budget.room(0, least), f"forward passes of {estimate.metric}"
-            )
-            return
+            room = budget.room(0, estimate.peak_bytes)
+            at_points.check_room(self._needs.least, room, f"forward passes of {estimate.metric}")
+            # Batches follow the budget.
+            return replace(estimate, peak_bytes=int(min(room, estimate.peak_bytes)))
         advice, metric = "fewer inputs", question.metric
         if not adds_up(metric):
             advice = (
@@ -151,7 +150,7 @@ class AtPoints:
             TooLarge: The forward passes would exceed the budget.
         """
         points, slices, dtype = self.points, request.slices, request.dtype
-        self.check(self.estimate(), request.budget)
+        self.within(self.estimate(), request.budget)
         one, two = summands(first), summands(second)
         if traced:
             # Batches follow no smaller budget: each becomes part of the caller's program.

@@ -75,8 +75,16 @@ class Weighed(Protocol):
         """
         ...
 
-    def check(self, estimate: Estimate, budget: Budget) -> None:
-        """Raise `TooLarge` where an estimate of the route is beyond a budget."""
+    def within(self, estimate: Estimate, budget: Budget) -> Estimate:
+        """What the route takes within a budget, such as in smaller batches.
+
+        Args:
+            estimate: Estimate of the route.
+            budget: Limits of the computation.
+
+        Raises:
+            TooLarge: The route does not fit the budget.
+        """
         ...
 
 
@@ -231,7 +239,7 @@ def weighed(routes: Sequence[_Way], budget: Budget) -> Choice[_Way]:
         try:
             estimate = route.estimate(best)
             needed = estimate.seconds
-            route.check(estimate, budget)
+            estimate = route.within(estimate, budget)
         except BeyondLimit:
             passed_over.append((route.name, "takes longer"))
         except TooLarge as beyond:

@@ -307,8 +307,8 @@ def plan(
         cosine: Whether `<a|M|a>` and `<b|M|b>` are planned too, as a cosine needs.
         slices: Whether there is an inner product for every output coordinate.
         dtype: Precision of the computation, float64 or float32.
-        budget: Limits that decide between routes; a plan of contractions that has no rival is
-            returned whatever it takes.
+        budget: Limits that decide between routes, and on the memory of one; a plan of contractions
+            that has no rival and does not fit is returned as it would be without a budget.
 
     Returns:
         An `Estimate` of the route that is taken, with multiplications (scalar products of two
@@ -342,9 +342,12 @@ def plan(
     if choice.estimates:
         return choice.estimate
     estimate = choice.route.estimate()
-    if estimate.contraction is None:
-        choice.route.check(estimate, budget)
-    return estimate
+    try:
+        return choice.route.within(estimate, budget)
+    except TooLarge:
+        if estimate.contraction is None:
+            raise
+        return estimate
 
 
 class Check(NamedTuple):

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from tnsim.engine import costs
 from tnsim.engine.costs import Round
 from tnsim.engine.ir.plan_json import document, plan_from
@@ -298,16 +300,26 @@ class Plan:
     @property
     def interpreted_bytes(self) -> int:
         """Bytes of all arrays alive at once in a single run, without the arrays of the models."""
-        return self.peak_elements * ITEM_BYTES[self.dtype]
+        in_run = self.peak_elements * ITEM_BYTES[self.dtype]
+        # Only outputs of 32 bits are copied, as they are given in 64.
+        is_copied = self.dtype in ("float32", "complex64")
+        return max(in_run, self._given_bytes) if is_copied else in_run
 
     @property
     def peak_bytes(self) -> int:
         """Bytes of all arrays alive at once where the plan is compiled, an estimate.
 
         Weights laid out in NumPy are freed singly as they are put on the device, so they
-        count once.
+        count once. Outputs are copied to the host.
         """
-        return math.ceil(costs.COMPILED * self.interpreted_bytes)
+        in_run = costs.COMPILED * self.peak_elements * ITEM_BYTES[self.dtype]
+        return max(math.ceil(in_run), self._given_bytes)
+
+    @property
+    def _given_bytes(self) -> int:
+        """Bytes alive while outputs are copied to arrays of 64 bits."""
+        item, wide = ITEM_BYTES[self.dtype], ITEM_BYTES[str(np.result_type(self.dtype, "float64"))]
+        return self.input_bytes + (item + wide) * sum(map(math.prod, self.output_shapes.values()))
 
     @cached_property
     def program_bytes(self) -> int:

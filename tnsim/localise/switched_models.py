@@ -171,7 +171,7 @@ class Setting(Request):
         # Layers that models have in common run once, so one of each form tells the cost.
         forms = {kinds(model): model for model in models}.values()
         alone = AtPoints(replace(question, models=tuple(forms)), route.points)
-        alone.check(alone.estimate(), self.budget)
+        alone.within(alone.estimate(), self.budget)
         return route.points
 
 

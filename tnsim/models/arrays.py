@@ -31,7 +31,7 @@ from jax.core import Tracer
 from jaxtyping import Float, Int
 
 from tnsim.errors import ModelError, TooLarge, in_one_line
-from tnsim.scaled import library
+from tnsim.scaled import largest_of, library
 
 T = TypeVar("T")
 Array: TypeAlias = jax.Array | np.ndarray
@@ -40,6 +40,8 @@ _REAL, _COMPLEX = (np.float32, np.float64), (np.complex64, np.complex128)
 _ARRAYS = ("__array__", "__array_interface__", "__dlpack__", "__buffer__")
 
 
+_MANY = 2**16
+"""Numbers of an array beside which a mask of them takes memory that counts."""
 MOST_DENSE = 2**27
 """Most entries of a sparse matrix that is written out, 1 GiB in float64."""
 
@@ -434,8 +436,12 @@ def is_fixed(value: Any) -> bool:
 
 
 def _check_finite(array: Any, what: str) -> None:
+    numbers = np.asarray(array)
+    # Of many numbers without a second array, as they may be all that memory holds.
+    if numbers.size > _MANY and numbers.dtype.kind == "f" and np.isfinite(largest_of(numbers)):
+        return
     # The first place and the number of such entries help to find the layer that diverged.
-    finite = np.isfinite(np.asarray(array))
+    finite = np.isfinite(numbers)
     if finite.all():
         return
     if not finite.ndim:

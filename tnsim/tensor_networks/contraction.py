@@ -95,6 +95,8 @@ _FEW = 60
 """Number of tensors whose units are never so wrong that floats hold no product of them."""
 _NONE = 1e-9
 """Entries of a projection below this threshold are rounding."""
+_BLOCK = 2**14
+"""Entries of an array that are squared at once."""
 _TIERS: Mapping[str, Tier] = {"jax": "compile", "numpy": "interpret"}
 """The tier in which a plan runs by library."""
 
@@ -481,17 +483,30 @@ def in_units(array: Array) -> Scaled[Array]:
         >>> array.round(2).tolist(), float(exponent)
         ([[0.98, 0.98], [0.98, 0.98]], 666.0)
     """
+    exponent = _exponent_of_unit(array)
+    return Scaled(array * 2.0**-exponent, exponent)
+
+
+def _exponent_of_unit(array: Array) -> Any:
+    """The exponent of the unit of an array, see `in_units`."""
     xp = library(array)
     # A unit is a choice, so no derivative goes through it.
     fixed = not_differentiated(array)
-    largest = abs(fixed).max()
+    largest = largest_of(fixed) if xp is np else abs(fixed).max()
     largest = xp.where(largest > 0, largest, 1.0)
+    if xp is np:  # in blocks, as the array may be as large as memory allows
+        flat, squares = fixed.ravel("K"), 0.0
+        for start in range(0, flat.size, _BLOCK):
+            block = flat[start : start + _BLOCK] / largest
+            squares += float(np.vdot(block, block).real)
+        mean = np.float64(squares / flat.size)
+    else:
+        mean = xp.mean(abs(fixed / largest) ** 2)
     # The stretch of a random square matrix: the size of its entries times the fourth root of their
     # number.
-    size = xp.sqrt(xp.mean(abs(fixed / largest) ** 2)) * array.size**0.25
+    size = xp.sqrt(mean) * array.size**0.25
     exponent = xp.log2(largest) + xp.log2(xp.where(size > 0, size, 1.0))
-    exponent = xp.clip(xp.round(exponent), -_LARGEST, _LARGEST)
-    return Scaled(array * 2.0**-exponent, exponent)
+    return xp.clip(xp.round(exponent), -_LARGEST, _LARGEST)
 
 
 def balanced(
@@ -735,7 +750,7 @@ class Expression:
             value, exponent = self._sum_on_host(leaves, is_scaled)
             finished = self._finished_value(value, exponent)
         is_lost = not self.strip_exponent and beyond_float(finished, value)
-        if is_lost or not all(np.isfinite(part).all() for part in jax.tree.leaves(finished)):
+        if is_lost or not np.isfinite([*map(largest_of, jax.tree.leaves(finished))]).all():
             raise TnsimError(
                 f"the contraction left the range of {self.plan.dtype}; "
                 "use strip_exponent=True, which returns (mantissa, exponent)"
@@ -756,15 +771,21 @@ class Expression:
                 name: leaf._replace(array=leaf.array * 2.0**-step, exponent=leaf.exponent + step)
                 for name, leaf in (leaves.items() if step else ())
             }
-            total = self._contracted_sum(moved or leaves, self.plan.dtype, self.tier, is_scaled)
-            value, exponent = jax.device_get(total)
-            # Float64 holds the exponent, whatever the precision of the run. The only copy of the
-            # value, which may be an array of the networks.
-            value = np.array(value, np.result_type(value, np.float64))[()]
-            is_finite = bool(np.isfinite(value).all())
+            value, exponent = jax.device_get(
+                self._contracted_sum(moved or leaves, self.plan.dtype, self.tier, is_scaled)
+            )
+            # Float64 holds the exponent, whatever the precision of the run.
+            value = np.asarray(value, np.result_type(value, np.float64))
+            held = [leaf.array for leaf in leaves.values()]
+            # What JAX gives is read-only, and an array of the networks stays theirs.
+            if not value.flags.writeable or any(np.may_share_memory(value, x) for x in held):
+                value = value.copy()
+            value = value[()]
+            largest = largest_of(value)
+            is_finite = bool(np.isfinite(largest))
             # Numbers below the normal ones are rounded to few digits, down to none. Of few tensors
             # a zero is no underflow, as units are not that wrong.
-            is_normal = largest_of(value) >= np.finfo(self.plan.dtype).tiny
+            is_normal = largest >= np.finfo(self.plan.dtype).tiny
             is_done = is_finite and (is_normal or tensors < _FEW)
             if is_done or not is_scaled or most - least < _CLOSE:
                 return value, float(exponent)
@@ -806,7 +827,10 @@ class Expression:
         largest = largest_of(value) if xp is np else abs(value).max()
         # A result of zero has no logarithm.
         largest = xp.where(largest > 0, largest, 1.0)
-        return value / largest, xp.log10(largest) + exponent * np.log10(2.0) + of_ten
+        logarithm = xp.log10(largest) + exponent * np.log10(2.0) + of_ten
+        if isinstance(value, np.ndarray):  # in the result itself, which may be large
+            return np.divide(value, largest, out=value), logarithm
+        return value / largest, logarithm
 
     def __repr__(self) -> str:
         outputs = ", ".join(self.networks.output_inds)
@@ -844,7 +868,7 @@ def _scaled_leaf(leaf: Leaf) -> Leaf:
 
 def _unit_of(array: Any) -> float:
     """Logarithm to base 2 of the unit of an array; 0 for a traced array."""
-    return 0.0 if isinstance(array, Tracer) else float(in_units(array).exponent)
+    return 0.0 if isinstance(array, Tracer) else float(_exponent_of_unit(array))
 
 
 def _traced_arrays(leaves: Mapping[str, Leaf]) -> list[Tracer]:

@@ -184,7 +184,7 @@ def sample_of(a: Any, b: Any, request: Request) -> WeightedPoints | None:
         tuple(models), metric, request.pairs, request.slices, request.dtype, traced=True
     )
     passes = AtPoints(question, points)
-    passes.check(passes.estimate(), request.budget)
+    passes.within(passes.estimate(), request.budget)
     # Reverse mode keeps the outputs of every layer at every point until the way back.
     layers = max(len(model.layers) for model in models)
     kept = points.count * layers * needs(models, points, request.dtype).each
@@ -407,7 +407,7 @@ def _inner_products(
     assert points is not None  # Empirical always has points
     question = Question(models, request.metric, request.pairs, request.slices, request.dtype)
     passes = AtPoints(question, points)
-    passes.check(passes.estimate(), request.budget)
+    passes.within(passes.estimate(), request.budget)
     size = batch_size(known, points, points.count, request.dtype, request.budget)
     # Models run first: their messages about inputs that do not fit tell the most.
     sides = sorted(dict.fromkeys((a, b)), key=lambda side: side.is_function)

@@ -471,7 +471,11 @@ def _contraction(
 
 def _is_fused(product: MatrixProduct, sizes: Sizes) -> bool:
     """Whether XLA fuses a product into the loops over entries around it, with less to compile."""
-    return not (product.left and product.right) or math.prod(sizes.values()) <= _FUSED
+    work = math.prod(sizes.values())
+    if product.left and product.right:
+        return work <= _FUSED
+    # Of a large matrix and a vector XLA would write all products out before it adds them up.
+    return work < _LARGE_ENTRIES or not (product.left or product.right)
 
 
 def _in_blocks(x: np.ndarray, y: np.ndarray) -> np.ndarray:

@@ -267,17 +267,18 @@ def _by_optimizer(
             tree: Any = cotengra.array_contract_tree(
                 letters, out, whole, optimize=search.optimizer, canonicalize=False
             )
+            read, path = [set(labels) for labels in tree.inputs], tree.get_ssa_path()
         except Exception as error:  # whatever an optimiser of the caller raises
             raise ModelError(
                 f"optimize={shown(search.optimizer)} finds no path: {in_one_line(error)}; give the "
                 'name of a method of cotengra, such as "greedy", or an optimiser'
             ) from error
-        if [set(labels) for labels in tree.inputs] != [set(labels) for labels in letters]:
+        if read != [set(labels) for labels in letters]:
             raise ModelError(
                 f"optimize={shown(search.optimizer)} gives the path of another product: an "
                 "optimiser for a single contraction; give a cotengra.ReusableHyperOptimizer"
             )
-        search.found[key] = tree.get_ssa_path()
+        search.found[key] = path
     return search.found[key]
 
 
