@@ -742,7 +742,11 @@ def _last_matrix(
     shape: tuple[int, ...],
     library: Library,
 ) -> Any:
-    """The matrix of the last axis after an operation, where it is known before."""
+    """The matrix of the last axis after an operation, where it is known before.
+
+    Else it is found by runs: a file of bilinear attention of 12 positions takes 1.2 to 1.6 times as
+    long, and the matrix at all positions together, of which it is a part, may be too large.
+    """
     last, name, arguments = before.last, operation.name, operation.arguments
     if last is None or not shape or not before.shape:
         return None
