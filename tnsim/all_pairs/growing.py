@@ -244,9 +244,6 @@ def _run_of(
         tuple(dict.fromkeys(itertools.chain.from_iterable(models)))
         for models in zip(*pairs.values(), strict=True)
     )
-    first, second = run.models.sides.values()
-    if (rows, columns, route) == ((*first,), (*second,), run.estimate.route):
-        return run  # which is planned already
     others = None if [*pairs] == ["within"] else columns
     return preparation.planned_again(run, rows, others, route)
 

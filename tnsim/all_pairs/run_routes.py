@@ -46,7 +46,7 @@ from tnsim.compare.by_kernels import Kernels, prepared_under
 from tnsim.compare.by_points import AtPoints, are_inputs, route_name
 from tnsim.compare.numbers import cosine_error
 from tnsim.compare.operands import in_units_of_run
-from tnsim.compare.request import CROSS, Estimate, Question, summands
+from tnsim.compare.request import Estimate, summands
 from tnsim.engine.planner import Budget
 from tnsim.engine.runtime import execution
 from tnsim.errors import TooLarge
@@ -89,7 +89,8 @@ class AsVectors(Blocks):
         # Models in scientific notation, in units that all models of the run share.
         made = [in_units_of_run(model, units, slices) for model in of.models]
         weights = None
-        # Where every entry is a single model with coefficient 1, features need no sums.
+        # Where every entry is a single model with coefficient 1, features need no sums, which take
+        # a tenth of the time and of the memory of 100 models.
         if len(made) < len(index) or index.shape[1] > 1 or (coefficients != 1).any():
             weights = np.zeros((len(index), len(made)))
             # A model may occur in several terms, the coefficients of which add up.
@@ -232,15 +233,12 @@ class KernelRun(RouteOfRun):
     of_pair = Kernels
     dtype = KERNEL_DTYPE
 
-    def alone(self, model: Model) -> Kernels:
-        """See `RouteOfRun.alone`."""
-        setting = self.setting
-        return Kernels(Question((model,), setting.metric, CROSS, setting.slices, setting.dtype))
-
     def estimate(self, limit: float = math.inf) -> Estimate:
         """See `compare.routes.Weighed`."""
         run = Sizes.of(self.models, self.setting._replace(dtype=KERNEL_DTYPE))
-        routes = [(model, self.alone(model)) for model in self.models.examples.values()]
+        routes: list[tuple[Model, Any]] = [
+            (model, self.alone(model)) for model in self.models.examples.values()
+        ]
         several = [route.estimate() for _, route in routes]
         largest = max(several, key=lambda planned: planned.multiplications)
         one_pair = run.terms**2 * largest.multiplications

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -199,7 +200,7 @@ def beside(
     rng = np.random.default_rng(2)
     width = layers[0].layer.d_in
     drawn = np.zeros(0)
-    given, finite = [], []
+    found = []
     for scale, count in batches:
         shape = (count, *example.shape[1:])
         if is_float(example):
@@ -213,17 +214,12 @@ def beside(
             rows = np.eye(width)[inputs]
         expected = run(inputs)
         if np.isfinite(expected).all():
-            given.append(rows)
-            finite.append((scale, expected))
-    if not finite:
+            with np.errstate(over="ignore", invalid="ignore"):
+                outputs = np.asarray(reduce(lambda x, layer: layer(x), layers, rows))
+            found.append(Beside(scale, outputs, expected))
+    if not found:
         raise ModelError(
             "the outputs on random inputs are no finite numbers: divide the weights, or compare "
             "the outputs on inputs of yours, tnsim.Empirical(inputs)"
         )
-    # All batches at once, as a layer may have many weights to go through.
-    x = np.concatenate(given)
-    with np.errstate(over="ignore", invalid="ignore"):
-        for layer in layers:
-            x = layer(x)
-    parts = np.split(np.asarray(x), np.cumsum([len(one) for one in given])[:-1])
-    return [Beside(scale, part, one) for part, (scale, one) in zip(parts, finite, strict=True)]
+    return found

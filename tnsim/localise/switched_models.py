@@ -11,7 +11,8 @@ ceil(U / 2) Gauss-Legendre nodes give the integral exactly.
 *Sums of models* (`parts_as_sums`). In a single switch f is a polynomial of small degree, whose
 derivative is a sum of values, with as many nodes as the degree asks for. So delta_c is a sum of
 models, and nothing is differentiated. It is taken where models have vectors of coefficients, and
-where sums are short: 4 models for each layer of two.
+where sums are short: 4 models for each layer of two, 0.34 s in place of 0.42 by gradients for a
+change of two layers of 128 units by unit.
 
 *Gradients.* Elsewhere one reverse gradient a node gives `<delta_c, T>` for all components together.
 At points one compiled program goes through all nodes; weights and points are its arguments, so
@@ -70,8 +71,8 @@ digits, and nothing is left of it below 1e-16."""
 MOST_NODES = 512
 """Most nodes of one integral, each a reverse gradient."""
 _IN_CACHE = 2**23
-"""Bytes of the states of a block of points at the nodes that run together. Elementwise steps of a
-larger block wait for memory."""
+"""Bytes of the states of a block of points at the nodes that run together, which limit memory; one
+node after another takes twice as long."""
 _MOST_MODELS = 64
 """Most models of all sums of which parts are made; gradients take as long for all components as for
 one."""
@@ -586,7 +587,8 @@ def _stacks(
 ) -> Iterator[tuple[np.ndarray, WeightedPoints]]:
     """Blocks of equal size that a single program goes through, and the group of each block.
 
-    Blocks of beginnings differ in shape, so that each is a stack of its own.
+    A call for each block takes twice as long, with 32 groups of draws. Blocks of beginnings differ
+    in shape, so that each is a stack of its own.
     """
     groups: list[int] = []
     blocks: list[WeightedPoints] = []
@@ -681,7 +683,8 @@ def _along_plan(
     """The inner product and its derivatives at several nodes, in a single group.
 
     Models of numbers are compared as ever, with the gradient that `inner` has; only the way from
-    switches to weights is compiled, which is short.
+    switches to weights is compiled, which is short: operation by operation a change of four layers
+    takes 2.4 times as long.
     """
     setting = switched.setting
     with execution.precision():
