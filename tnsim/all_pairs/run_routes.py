@@ -125,7 +125,7 @@ class VectorRun(RouteOfRun):
         self.space, self.name, self.way = space, space.route, AsVectors(space)
         self.of_pair = partial(Vectors, space=space)
 
-    def estimate(self, limit: float = math.inf) -> Estimate:
+    def estimate(self) -> Estimate:
         """See `compare.routes.Weighed`."""
         models, space = self.models, self.space
         made = list(itertools.chain.from_iterable(bases.elements() for bases in models.bases))
@@ -237,7 +237,7 @@ class KernelRun(RouteOfRun):
         setting = self.setting
         return Kernels(Question((model,), setting.metric, CROSS, setting.slices, setting.dtype))
 
-    def estimate(self, limit: float = math.inf) -> Estimate:
+    def estimate(self) -> Estimate:
         """See `compare.routes.Weighed`."""
         run = Sizes.of(self.models, self.setting._replace(dtype=KERNEL_DTYPE))
         routes = [(model, self.alone(model)) for model in self.models.examples.values()]
@@ -321,7 +321,7 @@ class ForwardRun(RouteOfRun):
         self.name = route_name(setting.metric, points)
         self.of_pair = partial(AtPoints, points=points)
 
-    def estimate(self, limit: float = math.inf) -> Estimate:
+    def estimate(self) -> Estimate:
         """See `compare.routes.Weighed`."""
         setting, points, entries = self.setting, self.points, self.models.entries
         examples = list(self.models.examples.values())

@@ -41,14 +41,11 @@ from tnsim.compare.request import (
     smaller_share,
 )
 from tnsim.engine import precision
-from tnsim.engine.costs import USUAL
-from tnsim.engine.ir.problem import ITEM_BYTES
 from tnsim.engine.plan import Plan
 from tnsim.engine.planner import LARGE, Budget, plan_problem, within
 from tnsim.engine.precision import Arithmetic, lost_half
 from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.execution import (
-    USUAL_CORES,
     Tier,
     fetched,
     seconds_of,
@@ -192,11 +189,10 @@ class Contractions:
             seconds += _STARTING + _PER_DIAGRAM * legs**2 * count * (_LIFTED if lifted else 1)
         return seconds
 
-    def estimate(self, limit: float = math.inf) -> Estimate:
+    def estimate(self) -> Estimate:
         """See `routes.Route`."""
         question = self.question
-        most = limit * USUAL[ITEM_BYTES[question.dtype]].multiplying * USUAL_CORES
-        plan = plan_for(self._family, question.wanted, question.slices, question.dtype, limit=most)
+        plan = plan_for(self._family, question.wanted, question.slices, question.dtype)
         return Estimate(
             metric=plan.metric,
             exact=plan.exact,

@@ -73,7 +73,7 @@ class AtPoints:
         self.question, self.points = question, points
         self.name = route_name(question.metric, points)
 
-    def estimate(self, limit: float = math.inf) -> Estimate:
+    def estimate(self) -> Estimate:
         """What forward passes take: every model once, and a product of outputs for every pair.
 
         Returns:
