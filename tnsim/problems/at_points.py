@@ -95,7 +95,9 @@ Terms: TypeAlias = Sequence[tuple[Any, Part]]
 """Coefficients and parts: a sum of functions that is compared."""
 Mode: TypeAlias = Literal["eager", "compiled", "traced"]
 """How forward passes run: in NumPy, as compiled programs, or in a trace of the caller's."""
-_EAGER = 2**27  # multiplications below which compiling takes longer than computing
+# Multiplications below which compiling takes longer than computing. Compiled activations take half
+# of the time, layers of products the same.
+_EAGER = 2**27
 _FEW = 16  # inputs whose states tell the units of bonds in a trace
 _MANY = 16  # inputs beside which a few more take little time
 _MOST_SHIFTED = 10_000  # exponents beyond those of floats
@@ -235,7 +237,7 @@ def batches_of_groups(
     """Number of points of a group in a batch, and number of groups that share a batch.
 
     Every group is cut into batches of one size, so that compiled passes have one shape; groups that
-    are smaller than a batch share it.
+    are smaller than a batch share it: 1,000 inputs take a half to a quarter of the time.
 
     Raises:
         TooLarge: A single point is over the budget.

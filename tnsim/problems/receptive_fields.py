@@ -276,7 +276,8 @@ def _dense_multiplications(layers: Kinds) -> float:
     """Multiplications of the products of a model, written out, with another of its kind.
 
     Fitted to plans of `Gaussian` and two bilinear layers of U and V hidden units, which take
-    between 70 and 140 times V U^3 + V^2 U^2.
+    between 70 and 140 times V U^3 + V^2 U^2. Two layers of 2 channels over 8 x 8 pixels take 0.3 s
+    by their plan and 6 s by fields; over 12 x 12 pixels 6.8 s and 0.3.
     """
     ranks = [kind.rank for kind in layers if kind.down is not None]
     orders = {kind.order for kind in layers if kind.down is not None}

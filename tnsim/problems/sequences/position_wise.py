@@ -119,7 +119,8 @@ class Projections:
         """The covariance of two legs of a layer at equal hidden units, with the end `FIRST`.
 
         Of the matrix `weight C weight'^T` only the diagonal is read: `half` is there for other
-        covariances, and a sum over `j` for each hidden unit is cheap beside another matrix product.
+        covariances, and a sum over `j` for each hidden unit is cheap beside another matrix product:
+        a cross term of 512 units over 16 inputs would take 1.4 times the multiplications.
         """
         names, slot = self.names, one.slot
         one, two = sorted((one, two))
