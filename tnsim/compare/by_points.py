@@ -86,14 +86,14 @@ class AtPoints:
     def _estimated(self) -> Estimate:
         question, points = self.question, self.points
         models, metric = question.models, question.metric
-        passes = at_points.work_of(models, points)
+        work, written = at_points.work_of(models, points)
         outputs = 0  # the outputs of a plain function are not known before it runs
         if models:
             # Models that are compared have outputs of one shape, so any of them tells how many.
             outputs = at_points.outputs(models[-1].d_out, models[-1].n_ctx or 1, points)
         # The Gram matrix of outputs is symmetric: k (k + 1) / 2 products, each over all outputs.
         pairs = len(models) * (len(models) + 1) // 2
-        passes = passes.and_products(pairs * outputs)
+        passes = at_points.Work(work + pairs * outputs, written)
         needed = self._needs
         return Estimate(
             metric=metric.name,

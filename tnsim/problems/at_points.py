@@ -164,10 +164,6 @@ class Work(NamedTuple):
     multiplications: int
     written: int
 
-    def and_products(self, multiplications: int) -> Work:
-        """The work together with further multiplications."""
-        return self._replace(multiplications=self.multiplications + multiplications)
-
     @property
     def seconds(self) -> float:
         """Expected seconds on two cores of a usual processor."""
