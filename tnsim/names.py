@@ -15,7 +15,7 @@ Tags of a quimb network (all of a tensor's tags at once):
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
 Side = Literal["A", "B"]
 """Name of one of the two models under comparison."""
@@ -147,3 +147,12 @@ class PositionLeaf(NamedTuple):
         if self.place is not None:
             words.append(str(self.place))
         return " ".join(words)
+
+    @classmethod
+    def of(cls, name: str) -> Self | None:
+        """The leaf that has a name; None for the name of any other array."""
+        array, *words = name.split(" ")
+        if array not in (AT, COUNT):
+            return None
+        classes, masks, how, *place = words
+        return cls(array, tuple(classes.split("|")), masks, how == "relative", *map(int, place))

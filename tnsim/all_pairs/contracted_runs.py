@@ -421,7 +421,7 @@ class ContractedRun(RouteOfRun):
             seconds += self.of_pair(question).search
         return seconds
 
-    def estimate(self, limit: float = math.inf) -> Estimate:
+    def estimate(self) -> Estimate:
         """See `compare.routes.Weighed`.
 
         Raises:

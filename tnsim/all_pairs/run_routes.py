@@ -126,7 +126,7 @@ class VectorRun(RouteOfRun):
         self.space, self.name, self.way = space, space.route, AsVectors(space)
         self.of_pair = partial(Vectors, space=space)
 
-    def estimate(self, limit: float = math.inf) -> Estimate:
+    def estimate(self) -> Estimate:
         """See `compare.routes.Weighed`."""
         models, space = self.models, self.space
         made = list(itertools.chain.from_iterable(bases.elements() for bases in models.bases))
@@ -233,7 +233,7 @@ class KernelRun(RouteOfRun):
     of_pair = Kernels
     dtype = KERNEL_DTYPE
 
-    def estimate(self, limit: float = math.inf) -> Estimate:
+    def estimate(self) -> Estimate:
         """See `compare.routes.Weighed`."""
         run = Sizes.of(self.models, self.setting._replace(dtype=KERNEL_DTYPE))
         routes: list[tuple[Model, Any]] = [
@@ -319,7 +319,7 @@ class ForwardRun(RouteOfRun):
         self.name = route_name(setting.metric, points)
         self.of_pair = partial(AtPoints, points=points)
 
-    def estimate(self, limit: float = math.inf) -> Estimate:
+    def estimate(self) -> Estimate:
         """See `compare.routes.Weighed`."""
         setting, points, entries = self.setting, self.points, self.models.entries
         examples = list(self.models.examples.values())

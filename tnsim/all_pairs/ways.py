@@ -527,7 +527,7 @@ class RouteOfRun(ABC):
         self.models, self.setting = models, setting
 
     @abstractmethod
-    def estimate(self, limit: float = math.inf) -> Estimate:
+    def estimate(self) -> Estimate:
         """See `compare.routes.Weighed`."""
 
     def alone(self, model: Model) -> Weighed:

@@ -12,7 +12,6 @@ costs a sum of products. Vectors are made by NumPy in float64, with nothing to p
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -60,7 +59,7 @@ class Vectors:
         self.question, self.space = question, space
         self.name = space.route
 
-    def estimate(self, limit: float = math.inf) -> Estimate:
+    def estimate(self) -> Estimate:
         """See `routes.Route`."""
         return self.question.once((Vectors, self.space), self._estimated)
 

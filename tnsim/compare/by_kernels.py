@@ -9,7 +9,6 @@ series leave out counts in the size of a product, relative to which the error of
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -96,7 +95,7 @@ class Kernels:
         # Outside of a trace kernels are float64, whatever is asked.
         self.dtype = question.dtype if question.traced else KERNEL_DTYPE
 
-    def estimate(self, limit: float = math.inf) -> Estimate:
+    def estimate(self) -> Estimate:
         """What the inner products of two models take, see `routes.Route`.
 
         Returns:

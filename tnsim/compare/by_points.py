@@ -74,7 +74,7 @@ class AtPoints:
         self.question, self.points = question, points
         self.name = route_name(question.metric, points)
 
-    def estimate(self, limit: float = math.inf) -> Estimate:
+    def estimate(self) -> Estimate:
         """What forward passes take: every model once, and a product of outputs for every pair.
 
         Returns:
@@ -86,14 +86,14 @@ class AtPoints:
     def _estimated(self) -> Estimate:
         question, points = self.question, self.points
         models, metric = question.models, question.metric
-        passes = at_points.work_of(models, points)
+        work, written = at_points.work_of(models, points)
         outputs = 0  # the outputs of a plain function are not known before it runs
         if models:
             # Models that are compared have outputs of one shape, so any of them tells how many.
             outputs = at_points.outputs(models[-1].d_out, models[-1].n_ctx or 1, points)
         # The Gram matrix of outputs is symmetric: k (k + 1) / 2 products, each over all outputs.
         pairs = len(models) * (len(models) + 1) // 2
-        passes = passes.and_products(pairs * outputs)
+        passes = at_points.Work(work + pairs * outputs, written)
         needed = self._needs
         return Estimate(
             metric=metric.name,
@@ -236,7 +236,8 @@ def points_of(
     if len(rows) < len(read):
         return None
     reading, every = reading_of(models), _every_direction(models[0].d_in)
-    if any(sample is every for sample in rows):  # whatever the others read
+    # Whatever the others read: a decomposition for each pair is a third of a small, warm call.
+    if any(sample is every for sample in rows):
         key = gaussian_points, content(metric), reading
         return session().results.get(key, lambda: gaussian_points(metric, reading, every))
     return gaussian_points(metric, reading, np.concatenate(rows))

@@ -39,7 +39,6 @@ from tnsim.compare.request import (
     summands,
 )
 from tnsim.engine.planner import Budget
-from tnsim.engine.search.routes import BeyondLimit
 from tnsim.errors import TooLarge
 from tnsim.long_work import seconds_text
 from tnsim.metrics.protocol import Metric, Points, adds_up
@@ -64,15 +63,8 @@ class Weighed(Protocol):
     @property
     def search(self) -> float: ...
 
-    def estimate(self, limit: float = math.inf) -> Estimate:
-        """What the route takes.
-
-        Args:
-            limit: Expected seconds beyond which nobody asks.
-
-        Raises:
-            TooLarge: The estimate would be beyond the limit, or nothing can be planned.
-        """
+    def estimate(self) -> Estimate:
+        """What the route takes. Raises `TooLarge` where nothing can be planned."""
         ...
 
     def within(self, estimate: Estimate, budget: Budget) -> Estimate:
@@ -237,11 +229,9 @@ def weighed(routes: Sequence[_Way], budget: Budget) -> Choice[_Way]:
             continue
         needed = math.inf
         try:
-            estimate = route.estimate(best)
+            estimate = route.estimate()
             needed = estimate.seconds
             estimate = route.within(estimate, budget)
-        except BeyondLimit:
-            passed_over.append((route.name, "takes longer"))
         except TooLarge as beyond:
             refused.append((needed, beyond))
             passed_over.append((route.name, str(beyond)))

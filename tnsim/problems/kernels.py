@@ -117,18 +117,6 @@ class Moments(NamedTuple):
     slopes: Float[Array, "out latent"]
 
 
-class Sizes(NamedTuple):
-    """Sizes of all hidden units in the outputs, relative to which kernels are rounded.
-
-    Args:
-        total: Sums over units of |D| times the size of the unit.
-        length: Roots of the sums of squares, as errors of single pairs of units add up.
-    """
-
-    total: Float[Any, " out"]
-    length: Float[Any, " out"]
-
-
 @pytree
 @dataclass(frozen=True, eq=False)
 class Prepared:
@@ -143,7 +131,6 @@ class Prepared:
         beside: Mean and slopes of S x + c.
         copies: Number of powers that together are a single hidden unit of the layer.
         expanded: Coefficients of the hidden units; None where there are none.
-        sizes: Sizes of the hidden units in the outputs; None where `expanded` has no coefficients.
     """
 
     activation: Activation | None = field(metadata={"static": True})
@@ -154,7 +141,6 @@ class Prepared:
     beside: Moments
     copies: int = field(default=1, metadata={"static": True})
     expanded: Expanded | None = None
-    sizes: Sizes | None = None
 
     @property
     def units(self) -> int:
@@ -230,11 +216,7 @@ def prepared(
         if up is None
         else gated_expanded(units.activation, GatedInputs(gate, up), on_device)
     )
-    sizes = None
-    if known.side is not None:
-        eye = np.eye(len(known.side.gross)) if down is None else down
-        sizes = _sizes(eye, known.side.gross)
-    return Prepared(units.activation, gate, up, down, hidden, beside, units.copies, known, sizes)
+    return Prepared(units.activation, gate, up, down, hidden, beside, units.copies, known)
 
 
 def moments(function: Activation, gate: NormalInputs, up: NormalInputs | None) -> Moments:
@@ -307,8 +289,8 @@ def _over_pairs(a: Prepared, b: Prepared, known: Blocks | None) -> _Pairs:
     share: Any = 0.0
     gross, other_gross = [], None
     xp = library(a.beside, b.beside)
-    # Of a symmetric kernel NumPy makes the upper triangle. Its blocks have several shapes, each of
-    # which would be a program of JAX's, and columns are doubled in place.
+    # Of a symmetric kernel NumPy makes the upper triangle, three fifths of 3,072 units. Its blocks
+    # have several shapes, each a program of JAX's, and columns are doubled in place.
     alone = a is b and xp is np and a.expanded is not None and a.expanded.side is not None
     if known is None:
         blocks = kernel_blocks(a, b, triangle=alone)
@@ -332,18 +314,27 @@ def _over_pairs(a: Prepared, b: Prepared, known: Blocks | None) -> _Pairs:
         share = xp.maximum(share, xp.asarray(block.share))
         gross.append(xp.asarray(block.gross))
         other_gross = xp.asarray(block.other_gross)
-    first = a.sizes or _sizes(rows, xp.concatenate(gross))
-    second = b.sizes or _sizes(columns, other_gross)
+    total, length = _sizes(rows, xp.concatenate(gross))
+    other_total, other_length = total, length
+    if not alone:  # the last block of a triangle lacks columns
+        other_total, other_length = _sizes(columns, other_gross)
     # |sum_ij D[o, i] e_ij D'[o, j]| with |e_ij| <= share gross_i gross_j.
-    bound = share * first.total * second.total
-    return _Pairs(value, bound, (first.length, second.length))
+    return _Pairs(value, share * total * other_total, (length, other_length))
 
 
-def _sizes(down: Any, gross: Any) -> Sizes:
-    """The sizes of all hidden units in the outputs, given those of the units."""
+def _sizes(down: Any, gross: Any) -> tuple[Float[Any, " out"], Float[Any, " out"]]:
+    """Sizes of all hidden units in the outputs, relative to which kernels are rounded.
+
+    Args:
+        down: Matrix D of the outputs.
+        gross: Sizes of the units.
+
+    Returns:
+        Sums over units of |D| times the size of the unit, and the roots of the sums of squares, as
+        errors of single pairs of units add up.
+    """
     xp = library(down, gross)
-    length = xp.sqrt(xp.einsum("oi,oi,i->o", down, down, gross**2))
-    return Sizes(abs(down) @ gross, length)
+    return abs(down) @ gross, xp.sqrt(xp.einsum("oi,oi,i->o", down, down, gross**2))
 
 
 def down_of(model: Prepared) -> Any:

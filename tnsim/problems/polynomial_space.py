@@ -695,6 +695,9 @@ def _applied_layer(layer: MergedLayer, state: Series, block: IndexBlock, pairs: 
 def mean_output(model: Model, metric: Metric) -> Float[np.ndarray, " out"] | None:
     """The mean of every output over the inputs, where one product at most is between them.
 
+    A first comparison would take 1.2 to 1.4 times as long with the mean along a plan, of new models
+    of the same form 1.1 times.
+
     Args:
         model: Model that is not traced, in units in which its squares are floats.
         metric: Any metric.

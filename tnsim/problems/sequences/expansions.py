@@ -59,7 +59,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -104,6 +104,11 @@ class Pattern(NamedTuple):
     classes: tuple[str, ...]
     masks: str
     relative: bool
+
+    @classmethod
+    def of(cls, leaf: PositionLeaf) -> Self:
+        """The pattern of an array."""
+        return cls(leaf.classes, leaf.masks, leaf.relative)
 
     def class_of(self, variable: str) -> int:
         """Number of the class of a variable."""
@@ -195,16 +200,17 @@ def tuples(pattern: Pattern, n_ctx: int) -> Int[np.ndarray, "tuples classes"]:
 
 def position_shape(name: str, n_ctx: int) -> tuple[int, ...] | None:
     """The shape of `position_array` of a name, None for the name of any other leaf."""
-    if name not in _leaf_patterns():
+    leaf = PositionLeaf.of(name)
+    if leaf is None:
         return None
-    pattern, place = _leaf_patterns()[name]
-    axes = len(pattern.outputs) if place is None else 1
+    pattern = Pattern.of(leaf)
+    axes = len(pattern.outputs) if leaf.place is None else 1
     return (_tuple_count(pattern, n_ctx), *(n_ctx,) * axes)
 
 
 def position_leaves(names: Collection[str]) -> list[str]:
     """Those of some names that have a `position_array`."""
-    return [name for name in names if name in _leaf_patterns()]
+    return [name for name in names if PositionLeaf.of(name) is not None]
 
 
 def position_array(name: str, n_ctx: int) -> Float[np.ndarray, "tuples ..."]:
@@ -214,10 +220,12 @@ def position_array(name: str, n_ctx: int) -> Float[np.ndarray, "tuples ..."]:
         name: Name of a leaf, see `names.PositionLeaf`.
         n_ctx: Number of positions.
     """
-    pattern, place = _leaf_patterns()[name]
-    if place is None:
+    leaf = PositionLeaf.of(name)
+    assert leaf is not None, name
+    pattern = Pattern.of(leaf)
+    if leaf.place is None:
         return _tuple_multiplicity(pattern, n_ctx)
-    positions = tuples(pattern, n_ctx)[:, place]
+    positions = tuples(pattern, n_ctx)[:, leaf.place]
     at = np.zeros((len(positions), n_ctx))
     at[np.arange(len(positions)), positions] = 1.0
     return at
@@ -238,37 +246,6 @@ def _tuple_multiplicity(pattern: Pattern, n_ctx: int) -> Float[np.ndarray, "tupl
         moved = outputs[inside] + shift
         count[(inside, *moved.T)] += 1.0
     return count
-
-
-@session_cache
-def _leaf_patterns() -> dict[str, tuple[Pattern, int | None]]:
-    """Pattern of every array by name, with a class for AT and None for COUNT.
-
-    The partitions of four variables and their subsets are few, so names are looked up here and need
-    not be parsed.
-    """
-    leaves: dict[str, tuple[Pattern, int | None]] = {}
-    for pattern in _all_patterns():
-        leaves[pattern.count] = pattern, None
-        for place in range(len(pattern.classes)):
-            leaves[pattern.at(place)] = pattern, place
-    return leaves
-
-
-def _all_patterns() -> Iterator[Pattern]:
-    """Every possible pattern, for any length of sequences."""
-    for size in range(1, len(POSITIONS) + 1):
-        for variables in itertools.combinations(_in_order(POSITIONS), size):
-            bra, ket = _possible_masks("t", variables), _possible_masks("T", variables)
-            masks = ["".join(both) for both in itertools.product(bra, ket)]
-            for classes in _partitions(variables):
-                for mask, relative in itertools.product(masks, (True, False)):
-                    yield Pattern(classes, mask, relative)
-
-
-def _possible_masks(key: str, variables: tuple[str, ...]) -> tuple[str, ...]:
-    """The possible masks of a layer, with or without its key among the variables."""
-    return (CAUSAL, OPEN) if key in variables else (ABSENT,)
 
 
 def _in_order(variables: Iterable[str]) -> tuple[str, ...]:
