@@ -45,7 +45,8 @@ smaller ones takes as long as they do, and blocks of larger ones keep all cores 
 _REPAYS = 1.5
 """Least time of a program's operations one after another, in times of its longest chain."""
 _AT_ONCE_BYTES = 2**29
-"""Bytes that stages may take to run at once, where stages one by one need less."""
+"""Bytes that stages may take to run at once, where stages one by one need less: by the speeds
+below, two language models of width 64 take .42 s on two threads in place of .75."""
 _AT_ONCE_SECONDS = 0.2
 """Seconds from which a plan may take so much: a short plan gains nothing by several threads."""
 COMPILED = 1.4
