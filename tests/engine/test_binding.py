@@ -182,8 +182,8 @@ def test_a_trace_is_divided_by_its_scale():
     assert [float(x) for x in outputs] == [0.5, 1.0] and exponents == [4.0]
 
 
-def test_what_another_value_is_a_view_of_is_not_written_over():
-    """A value that is read under other labels is the same memory."""
+def test_what_is_written_over_is_no_view_of_another_value():
+    """A value that is read under other labels is memory of its own."""
     double = Operation("sum", (0,), ((0,),), (0,), (2.0,))
     view = Operation("contract", (1,), ((0,),), (0,))
     squares = Operation("contract", (1, 0), ((0,), (0,)), (0,))  # the last that reads the doubles

@@ -162,6 +162,8 @@ def union(several: Iterable[Dependencies]) -> Dependencies:
 def _leave_what_does_not_repay(program: Program, values: list[Dependencies], pairs: int) -> None:
     """Assign own work to all owners where it takes less time than a compilation.
 
+    Else all pairs of language models compile 5,010 further operations for .6 % of the work.
+
     Args:
         program: Program of a stage.
         values: Owners for every value, which are replaced in place.

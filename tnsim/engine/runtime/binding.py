@@ -382,23 +382,19 @@ def operation_function(
     return _reduction(op, xp) if len(op.args) == 1 else _contraction(op, sizes, over, xp, alone)
 
 
-def _axes(labels: Labels, order: Labels) -> Labels | None:
-    """The permutation that puts labels in an order; None where they stand in it."""
-    axes = tuple(labels.index(label) for label in order)
-    return None if axes == tuple(range(len(labels))) else axes
-
-
 def _spread(labels: Labels, order: Labels, sizes: Sizes) -> Function:
     """A view with axes in an order, of size 1 where a label is missing."""
-    if labels == order:
-        return _same
-    axes = _axes(labels, tuple(label for label in order if label in labels))
-    shape = tuple(sizes[label] if label in labels else 1 for label in order)
-    if len(shape) == len(labels):
-        return _same if axes is None else lambda x: x.transpose(axes)
-    if axes is None:
-        return lambda x: x.reshape(shape)
-    return lambda x: x.transpose(axes).reshape(shape)
+    shape = [sizes[label] if label in labels else 1 for label in order]
+    return _viewed(labels, order, shape, sizes)
+
+
+def _viewed(labels: Labels, order: Labels, shape: list[int], sizes: Sizes) -> Function:
+    """A view with axes in an order, as far as there are such, and of a shape."""
+    own = [label for label in order if label in labels]
+    axes = tuple(labels.index(label) for label in own)
+    if [sizes[label] for label in own] != shape:
+        return lambda x: x.transpose(axes).reshape(shape)
+    return _same if own == list(labels) else lambda x: x.transpose(axes)
 
 
 def _same(x: Any) -> Any:
@@ -451,17 +447,14 @@ def _contraction(
     reads_x, reads_y = form.is_read if xp is np else (True, True)
     of_x = _matrices(x_labels, (batch, left, summed), sizes, reads_x)
     of_y = _matrices(y_labels, (batch, summed, right), sizes, reads_y)
-    shape = tuple(sizes[label] for label in form.product.result)
-    axes, written = _axes(form.product.result, output), _written(xp)
+    result, written = form.product.result, _written(xp)
+    shape = tuple(sizes[label] for label in result)
+    axes = None if form.is_written else tuple(result.index(label) for label in output)
     is_shared = alone and xp is np and not batch and math.prod(sizes.values()) >= _LARGE
     matmul = _in_blocks if is_shared else xp.matmul
-    # A result that has rows and columns of one label each already has its shape.
-    is_shaped = len(left) == len(right) == 1
 
     def contract(x: Any, y: Any) -> Any:
-        z = matmul(of_x(x), of_y(y))
-        if not is_shaped:
-            z = z.reshape(shape)
+        z = matmul(of_x(x), of_y(y)).reshape(shape)
         return z if axes is None else written(z.transpose(axes))
 
     if form.swapped:
@@ -503,22 +496,17 @@ def _matrices(
 ) -> Function:
     """An argument as matrices: the axes of the batch, then rows and columns, an axis each."""
     batch, rows, columns = groups
-    axes = _axes(labels, tuple(x for x in (*batch, *rows, *columns) if x in labels))
     shape = [sizes[label] if label in labels else 1 for label in batch]
     for group in (rows, columns):
         size = 1
         for label in group:
             size *= sizes[label]
         shape.append(size)
-    wanted = tuple(shape)
-    if not is_read:
-        return lambda x: _copied(x.transpose(axes)).reshape(wanted)
-    is_shaped = len(rows) == len(columns) == 1 and len(wanted) == len(labels)
-    if axes is None:
-        return _same if is_shaped else lambda x: x.reshape(wanted)
-    if is_shaped:
-        return lambda x: x.transpose(axes)
-    return lambda x: x.transpose(axes).reshape(wanted)
+    order = (*batch, *rows, *columns)
+    if is_read:
+        return _viewed(labels, order, shape, sizes)
+    axes = tuple(labels.index(x) for x in order if x in labels)
+    return lambda x: _copied(x.transpose(axes)).reshape(shape)
 
 
 def _by_entries(
@@ -543,8 +531,6 @@ def _by_entries(
             return np.einsum(x, x_axes, y, y_axes, z_axes, out=np.empty(shape, x.dtype))
 
         return contract
-    if not output:  # NumPy would give a scalar, which cannot be written to
-        return lambda x, y: np.asarray(x * y)
     if over == 0:
         return lambda x, y: _entrywise(np.multiply, x, of_y(y), out=x)
     if over == 1:
@@ -573,15 +559,6 @@ def _sum(op: Operation, sizes: Sizes, over: int | None, xp: ModuleType) -> Funct
     begin = over or 0
     order = [begin, *(n for n in range(len(views)) if n != begin)]
     weight, *weights = [op.weights[n] for n in order]
-    if weights and abs(weight) != 1.0 and all(other == weight for other in weights):
-        # One weight of all terms multiplies their sum, which takes no memory beside it.
-        plain = _sum(op._replace(weights=(1.0,) * len(views)), sizes, over, xp)
-
-        def weighted(*args: np.ndarray) -> np.ndarray:
-            out = plain(*args)
-            return _entrywise(partial(np.multiply, weight), out, out=out)
-
-        return weighted
 
     def total(*args: np.ndarray) -> np.ndarray:
         start, *terms = [views[n](args[n]) for n in order]
@@ -610,8 +587,6 @@ def _sum(op: Operation, sizes: Sizes, over: int | None, xp: ModuleType) -> Funct
 def _reduction(op: Operation, xp: ModuleType) -> Function:
     """A single array: diagonals over repeated labels, sums over labels not in the output."""
     (labels,), output = op.labels, op.output
-    if labels == output:
-        return _same
     # `diagonal` moves the axis of a diagonal to the end.
     own, diagonals = list(labels), []
     while len(set(own)) < len(own):
@@ -746,14 +721,8 @@ def _loop(op: Operation, sizes: Sizes) -> Function:
         return total
 
     def run(*args: np.ndarray) -> np.ndarray:
-        if lanes == 1 or not repays:
-            sums = [lane(args, n) for n in range(lanes)]
-        else:
-            sums = shared([partial(lane, args, n) for n in range(lanes)], processors())
-        total = sums[0]
-        for other in sums[1:]:
-            total = np.asarray(total + other)
-        return total
+        sums = shared([partial(lane, args, n) for n in range(lanes)], processors() if repays else 1)
+        return functools.reduce(lambda x, y: np.asarray(x + y), sums)
 
     return run
 
@@ -786,14 +755,9 @@ class BoundStage(NamedTuple):
             over = None
         if over is not None:
             program = stacked_program(program, over)
-        # An output that nothing else gives and that is no input may be divided where it stands. A
-        # reduction that changes nothing gives its argument.
+        # An output that nothing else gives and that is no input may be divided where it stands.
         first, outputs = len(program.shapes), program.outputs
-        in_common = set(range(first))
-        for number, op in enumerate(program.operations, first):
-            if op.labels == (op.output,):
-                in_common.update((number, *op.args))
-        alone = tuple(n not in in_common and outputs.count(n) == 1 for n in outputs)
+        alone = tuple(n >= first and outputs.count(n) == 1 for n in outputs)
         if xp is np and costs.runs_at_once(program):
             bound = _bound(program, xp, _order(program))
         else:

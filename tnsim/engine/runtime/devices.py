@@ -224,16 +224,6 @@ def give_back_freed() -> None:
         trim(0)
 
 
-def resident_bytes() -> int:
-    """Bytes that the process holds in memory, freed or not; 0 where the system does not tell.
-
-    Example:
-        >>> resident_bytes() >= 0
-        True
-    """
-    return _told(lambda: psutil.Process().memory_info().rss) or 0
-
-
 @cache
 def _malloc_trim() -> Any:
     try:

@@ -89,7 +89,6 @@ class _Value(NamedTuple):
         elements: Number of elements.
         function: Function that computes the value; None for an input.
         args: Numbers of its arguments.
-        over: Number of the value whose memory it takes; None where it takes memory of its own.
         beside: Elements that the function takes on top while it runs.
         work: Scalar multiplications.
     """
@@ -97,7 +96,6 @@ class _Value(NamedTuple):
     elements: int
     function: Function | None = None
     args: tuple[int, ...] = ()
-    over: int | None = None
     beside: int = 0
     work: int = 0
 
@@ -107,33 +105,25 @@ class _Tape:
 
     def __init__(self) -> None:
         self.values: list[_Value] = []
-        self.slopes: dict[int, tuple[int, bool]] = {}
+        self.slopes: dict[int, int] = {}
 
     def add(self, value: _Value) -> int:
         """Number of a new value."""
         self.values.append(value)
         return len(self.values) - 1
 
-    def add_slope(self, of: int, term: int, is_own: bool) -> None:
+    def add_slope(self, of: int, term: int) -> None:
         """Add a term to the derivative in a value.
 
         Args:
             of: Number of the value.
             term: Number of the term.
-            is_own: Whether nothing else reads the term, so that it may be written to.
         """
-        if of not in self.slopes:
-            self.slopes[of] = term, is_own
-            return
-        before, is_writable = self.slopes[of]
-        elements, args = self.values[of].elements, (before, term)
-        if is_writable:
-            total = _Value(elements, lambda x, y: np.add(x, y, x), args, before)
-        elif is_own:
-            total = _Value(elements, lambda x, y: np.add(x, y, y), args, term)
-        else:
-            total = _Value(elements, lambda x, y: np.asarray(x + y), args)
-        self.slopes[of] = self.add(total), True
+        if of in self.slopes:
+            args = self.slopes[of], term
+            total = _Value(self.values[of].elements, lambda x, y: np.asarray(x + y), args)
+            term = self.add(total)
+        self.slopes[of] = term
 
     def closed(
         self, inputs: Sequence[int], outputs: Sequence[int], at_once: bool
@@ -149,20 +139,19 @@ class _Tape:
         needed = [n for n in sorted(used) if self.values[n].function is not None]
         numbers = {n: k for k, n in enumerate((*inputs, *needed))}
         last = {a: n for n in needed for a in self.values[n].args}
-        calls, over, alive, taken = [], [], 0, []
+        calls, alive, taken = [], 0, []
         for n in needed:
             value = self.values[n]
             assert value.function is not None
-            added = value.elements if value.over is None else 0
-            taken.append(Memory(alive, added, value.beside))
-            over.append(None if value.over is None else numbers[value.over])
-            alive += added
+            taken.append(Memory(alive, value.elements, value.beside))
+            alive += value.elements
             dead = {a for a in value.args if last[a] == n and a not in outputs}
-            freed = {a for a in dead if self.values[a].function is not None} - {value.over}
-            alive -= sum(self.values[a].elements for a in freed)
+            freed = (self.values[a] for a in dead if self.values[a].function is not None)
+            alive -= sum(each.elements for each in freed)
             args = tuple(numbers[a] for a in value.args)
             calls.append(Call(value.function, args, tuple(numbers[a] for a in dead)))
-        order = order_of([call.args for call in calls], over, len(inputs)) if at_once else None
+        reads, over = [call.args for call in calls], [None] * len(calls)
+        order = order_of(reads, over, len(inputs)) if at_once else None
         peak = costs.peak_at_once(taken) if at_once else max(map(sum, taken), default=0)
         work = sum(self.values[n].work for n in needed)
         return Bound(tuple(calls), tuple(numbers[n] for n in outputs), order), peak, work
@@ -205,12 +194,12 @@ def vjp(program: Program, given: tuple[bool, ...], wanted: tuple[bool, ...]) -> 
         elements = math.prod(shape)
         function = operation_function(op, sizes, None, np, not at_once)
         beside = costs.beside(op, sizes, elements)
-        tape.add(_Value(elements, function, op.args, None, beside, cost))
+        tape.add(_Value(elements, function, op.args, beside, cost))
     cotangents = []
     for number, is_given in zip(program.outputs, given, strict=True):
         if is_given:
             cotangents.append(tape.add(_Value(math.prod(shapes[number]))))
-            tape.add_slope(number, cotangents[-1], is_own=False)
+            tape.add_slope(number, cotangents[-1])
     for n, op in reversed(list(enumerate(program.operations, first))):
         if n in tape.slopes and varies[n]:
             sizes, cost = program.sizes[n - first], program.costs[n - first]
@@ -218,7 +207,7 @@ def vjp(program: Program, given: tuple[bool, ...], wanted: tuple[bool, ...]) -> 
     gives = tuple(n for n in range(first) if wanted[n] and n in tape.slopes)
     if not gives:
         return None
-    outputs = [tape.slopes[n][0] for n in gives]
+    outputs = [tape.slopes[n] for n in gives]
     used = tape.used(outputs)
     reads = tuple(n for n in range(first) if n in used)
     bound, elements, work = tape.closed([*reads, *cotangents], outputs, at_once)
@@ -253,7 +242,7 @@ def _add_terms(
         varies: Whether each value depends on inputs in which derivatives are wanted.
         alone: Whether functions run one after another.
     """
-    slope, _ = tape.slopes[number]
+    slope = tape.slopes[number]
     if op.kind == "loop":
         _add_loop_terms(tape, op, sizes, slope, tuple(varies[a] for a in op.args))
         return
@@ -264,12 +253,12 @@ def _add_terms(
         if op.kind == "sum":
             weight, axes = op.weights[slot], tuple(op.output.index(x) for x in labels)
             if weight == 1.0 and labels == op.output:
-                tape.add_slope(a, slope, is_own=False)
+                tape.add_slope(a, slope)
                 continue
             value = _Value(elements, partial(_weighted, weight, axes), (slope,))
         elif len(op.args) == 1:
             if labels == op.output:
-                tape.add_slope(a, slope, is_own=False)
+                tape.add_slope(a, slope)
                 continue
             value = _Value(elements, _unreduced(labels, op.output, sizes), (slope,))
         else:  # the contraction with this argument taken out
@@ -278,8 +267,8 @@ def _add_terms(
             taken_out = Operation("contract", (0, 1), theirs, labels)
             function = operation_function(taken_out, sizes, None, np, alone)
             beside = costs.beside(taken_out, sizes, elements)
-            value = _Value(elements, function, (slope, op.args[other]), None, beside, cost)
-        tape.add_slope(a, tape.add(value), is_own=True)
+            value = _Value(elements, function, (slope, op.args[other]), beside, cost)
+        tape.add_slope(a, tape.add(value))
 
 
 def _weighted(weight: float, axes: Labels, x: np.ndarray) -> np.ndarray:
@@ -330,10 +319,10 @@ def _add_loop_terms(
     beside = lanes * (way.elements + outputs + slices + sum(elements))
     args = (*(loop.args[slot] for slot in way.reads), slope)
     function, work = _loop_slopes(loop, sizes, way), count * way.multiplications
-    found = tape.add(_Value(0, function, args, None, beside, work))
+    found = tape.add(_Value(0, function, args, beside, work))
     for n, slot in enumerate(way.gives):
         one = tape.add(_Value(elements[n], itemgetter(n), (found,)))
-        tape.add_slope(loop.args[slot], one, is_own=True)
+        tape.add_slope(loop.args[slot], one)
 
 
 def _loop_slopes(loop: Operation, sizes: Sizes, way: Way) -> Function:
@@ -594,7 +583,6 @@ def gradients(kept: Kept, cotangents: Mapping[str, Any]) -> dict[str, Any]:
     tier = tier_in_use()
     arrays = execution.placed(dict(kept.arrays), plan.dtype, tier)
     slopes = {name: np.asarray(cotangents[name], plan.dtype) for name in pullback.outputs}
-    own: set[str] = set()
     for steps, at_once in pullback.rounds:
         if tier == "interpret":
             tasks = [partial(_interpreted, plan, step, kept, arrays, slopes) for step in steps]
@@ -606,32 +594,10 @@ def gradients(kept: Kept, cotangents: Mapping[str, Any]) -> dict[str, Any]:
             for name in plan.stages[step.stage].outputs:
                 slopes.pop(name, None)
         for step in steps:  # `pop`, so that what was added up is freed
-            names = [plan.stages[step.stage].inputs[slot] for slot in step.way.gives]
-            _add_up(slopes, names, results.pop(0), own)
+            for slot, term in zip(step.way.gives, results.pop(0), strict=True):
+                name = plan.stages[step.stage].inputs[slot]
+                slopes[name] = slopes[name] + term if name in slopes else term
     return {name: slopes[name] for name in pullback.gives}
-
-
-def _add_up(
-    slopes: dict[str, Any], names: Sequence[str], terms: Sequence[Any], own: set[str]
-) -> None:
-    """Add terms to derivatives.
-
-    Args:
-        slopes: Derivatives so far, by name.
-        names: Name of the value of each term.
-        terms: Terms; others may read them.
-        own: Names of the derivatives that are sums made here, which are written to.
-    """
-    for name, term in zip(names, terms, strict=True):
-        if name not in slopes:
-            slopes[name] = term
-        elif not isinstance(term, np.ndarray):
-            slopes[name] = slopes[name] + term
-        elif name in own:
-            np.add(slopes[name], term, slopes[name])
-        else:
-            slopes[name] = np.asarray(slopes[name] + term)
-            own.add(name)
 
 
 def _exponents(plan: Plan, step: _Step, kept: Kept) -> dict[int, Any]:

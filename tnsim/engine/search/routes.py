@@ -55,7 +55,8 @@ GAINS, SAVES = 10**5, 3 * 10**7
 These searches take 1 and 10 ms, which cheaper routes of such a term save within some 50 runs.
 """
 ALIKE = 2
-"""Ratio to the cheapest way of a term up to which another way may share enough to be cheaper."""
+"""Ratio to the cheapest way of a term up to which another way may share enough to be cheaper: a
+quarter fewer multiplications for a cosine of two exact layers of width 24."""
 MOST_CHECKED = 50
 """Number of products of a definition whose least work is found before the search of a stage."""
 HOPELESS = 64

@@ -11,7 +11,8 @@ have in common (see `sharing`), and every sum is made cheaper as a whole (see `s
 *Blocks of large values.* A value far larger than the processor's caches is written to memory and
 read again, and it sets the peak memory of a plan. Where all operations that lead from such a value
 to a single sum have an index in common, a loop over blocks of this index computes the same sum, and
-only a block of the value is alive at a time.
+only a block of the value is alive at a time: two exact layers of width 128 take a fifth of the
+memory.
 """
 
 from __future__ import annotations
