@@ -15,7 +15,7 @@ from refusals import refused
 
 import tnsim
 from tnsim import Session, session, using
-from tnsim.compare import operands
+from tnsim.compare import by_plans, operands
 from tnsim.engine.runtime import execution
 from tnsim.models.arrays import is_fixed
 from tnsim.problems import conditioning
@@ -166,9 +166,12 @@ def test_one_program_gives_what_stages_give(rng, backend, monkeypatch, slices):
     verb = tnsim.slices if slices else tnsim.similarity
     found = []
     for longest in (1000, -1):
-        monkeypatch.setattr(execution, "LONGEST", longest)
-        found.append(verb(a, b))
-    assert_close(*found, rtol=1e-12)
+        for together in (True, False):
+            monkeypatch.setattr(execution, "LONGEST", longest)
+            monkeypatch.setattr(by_plans, "runs_together", lambda *args, t=together: t)
+            found.append(verb(a, b))
+    for other in found[1:]:
+        assert_close(other, found[0], rtol=1e-12)
 
 
 # --- and let go ------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
@@ -363,7 +363,7 @@ def fetched(plan: Plan, arrays: Mapping[str, Any], tier: Tier = "compile") -> Re
         ModelError: An array is missing or has another shape than the plan was made for.
     """
     if tier == "compile" and is_small(plan) and lie_on_default_device(arrays.values()):
-        return _unpacked(plan, _numbers(plan, arrays))
+        return _unpacked(plan, _numbers(plan, arrays, None))
     result = run(plan, arrays, tier)
     for array in _all(result):
         if isinstance(array, jax.Array):
@@ -373,17 +373,47 @@ def fetched(plan: Plan, arrays: Mapping[str, Any], tier: Tier = "compile") -> Re
     return result._replace(values=values, exponents=exponents)
 
 
+def fetched_at_all(
+    plan: Plan, arrays: Mapping[str, Any], stacks: Iterable[str], tier: Tier = "compile"
+) -> list[Result]:
+    """Run a plan at every entry of some stacks of arrays, and fetch the results to the host.
+
+    Args:
+        plan: Plan to run.
+        arrays: Name -> array as for `fetched`; stacked arrays have a further axis in front.
+        stacks: Names of the stacked arrays, stacks of equal length.
+        tier: Tier in which the plan runs, as for `run`.
+
+    Returns:
+        A result for each entry, with NumPy arrays of float64.
+
+    Raises:
+        ModelError: An array is missing or has another shape than the plan was made for.
+    """
+    over = {name: (True,) for name in stacks}
+    (size,) = {len(arrays[name]) for name in over}
+    if tier == "compile" and is_small(plan) and lie_on_default_device(arrays.values()):
+        # The stacks are one axis, along which the result is a row of numbers for each entry.
+        inputs = tuple((name in over,) for name in plan.shapes)
+        rows = _numbers(plan, arrays, Stacked((size,), inputs, ((True,),), ()))
+        return [_unpacked(plan, row) for row in rows]
+    result = run(plan, arrays, tier, over)
+    return [_entry(result, n, size) for n in range(size)]
+
+
 def is_small(plan: Plan) -> bool:
     """Whether a plan becomes a single compiled program."""
     return plan.whole.length <= LONGEST and plan.peak_elements <= LARGEST
 
 
-def _numbers(plan: Plan, arrays: Mapping[str, Any]) -> np.ndarray:
-    """All numbers of the result in a row."""
+def _numbers(plan: Plan, arrays: Mapping[str, Any], over: Stacked | None) -> np.ndarray:
+    """All numbers of the result in a row; with stacks, a row for every entry."""
     names = plan.whole.names
 
     def function(wanted: Wanted[WholePlan]) -> Run:
-        stacks, axes = stacked_stages(plan, (), {})
+        own = wanted.over or Stacked((), ((),) * len(names), (), ())
+        over = dict(zip(names, own.inputs, strict=True))
+        stacks, axes = stacked_stages(plan, own.sizes, over)
         stages = [
             BoundStage.of(plan.programs[stage.program], stacked, jnp)
             for stage, stacked in zip(plan.stages, stacks, strict=True)
@@ -392,12 +422,17 @@ def _numbers(plan: Plan, arrays: Mapping[str, Any]) -> np.ndarray:
         def whole(inputs: list[Any]) -> tuple[list[Any], list[Any]]:
             values = dict(zip(names, inputs, strict=True))
             exponents = _through(plan, plan.rounds, stages, values, _one_by_one)
-            found = _all(_gathered(plan, stacks, axes, values, exponents))
-            return [jnp.concatenate([jnp.ravel(x) for x in found])], []
+            rows = [
+                jnp.broadcast_to(x, (*own.sizes, *x.shape[len(own.sizes) :])).reshape(
+                    *own.sizes, -1
+                )
+                for x in _all(_gathered(plan, stacks, axes, values, exponents))
+            ]
+            return [jnp.concatenate(rows, axis=-1)], []
 
         return whole
 
-    (compiled,) = ready([Wanted(plan.whole, None, plan.dtype)], function)
+    (compiled,) = ready([Wanted(plan.whole, over, plan.dtype)], function)
     (numbers,), _ = compiled([arrays[name] for name in names])
     return np.asarray(numbers, np.float64)
 
@@ -419,6 +454,18 @@ def _unpacked(plan: Plan, numbers: np.ndarray) -> Result:
         start += size
     exponents = dict(zip(plan.scale_weights, numbers[start:], strict=True))
     return Result(values, exponents, plan.scale_weights)
+
+
+def _entry(result: Result, n: int, size: int) -> Result:
+    """An entry of a stacked result; arrays that do not depend on the stack have a single entry."""
+
+    def at(array: Any) -> Any:
+        array = np.asarray(array, np.float64)
+        return array[n if len(array) == size else 0]
+
+    values = {name: at(array) for name, array in result.values.items()}
+    exponents = {key: at(x) for key, x in result.exponents.items()}
+    return result._replace(values=values, exponents=exponents)
 
 
 def tier_in_use() -> Tier:
