@@ -258,6 +258,7 @@ class SequenceFold:
             rules=self.rules,
             positions=self.states.positions(self.n_ctx),
             mixes_later=number < self.last_mixing,
+            with_own=all(Pair(model, model) in self.scales.tracked for model in self.models),
         )
 
     def means(self, step: LayerStep) -> dict[Side, OutputMean]:

@@ -345,6 +345,8 @@ class LayerStep:
         positions: Structure of the positions below.
         mixes_later: Whether a later layer mixes positions, so that covariances between different
             ones are still needed.
+        with_own: Whether the covariance of each model with itself is computed along with the cross
+            term.
     """
 
     number: int
@@ -354,6 +356,7 @@ class LayerStep:
     rules: MetricRules
     positions: Positions
     mixes_later: bool
+    with_own: bool
 
     @property
     def suffix(self) -> str:

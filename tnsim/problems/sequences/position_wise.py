@@ -248,6 +248,8 @@ def covariance_with_stream(legs: Projections, slot: Slot) -> list[Summand]:
     if names.kind(layer).down is None:
         (leg,) = names.legs(layer)
         return [Summand(1.0, legs.covariance(stream(slot), leg))]
+    if layer == "bra" and not names.step.with_own:
+        return _leg_by_leg_with_stream(legs, slot)
     slope = _mean_slope(legs, slot)
     if slope is None:
         return []
@@ -257,13 +259,31 @@ def covariance_with_stream(legs: Projections, slot: Slot) -> list[Summand]:
     return [Summand(1.0, (slope.renamed(at), *below))]
 
 
+def _leg_by_leg_with_stream(legs: Projections, slot: Slot) -> list[Summand]:
+    """The same from the products of the layer's legs with the state.
+
+    The legs of the bra have these already. The slope is of use only where it is in two products,
+    that of the pair and that of its model with itself.
+    """
+    names, layer = legs.names, OTHER[slot]
+    hidden, down = _hidden_index(names, layer, SECOND, "h")
+    summands = []
+    for matching in matchings((stream(slot), *names.legs(layer)), names.step.rules.stream):
+        if matching.crossing == 0:
+            continue
+        product = _matching_arrays(legs, matching, {slot: FIRST, layer: hidden})
+        if product is not None:
+            summands.append(Summand(1.0, (*down, *product)))
+    return summands
+
+
 def _mean_slope(legs: Projections, slot: Slot) -> Operand | None:
     """The mean of the derivative of a layer's output by its input, the layer opposite to `slot`.
 
     By Stein's lemma `Cov[x, f(x)] = Cov[x, x] E[f'(x)]^T`: legs that are joined with the stream
     have the state's covariance in common, so the matrix of the other legs, of one model alone,
-    comes first: over many pairs, eight layers take a sixth fewer multiplications. Its indices are
-    `s` where it depends on a position, `FIRST` for the output and `j` for the input.
+    comes first. Its indices are `s` where it depends on a position, `FIRST` for the output and `j`
+    for the input.
     """
     names, layer = legs.names, OTHER[slot]
     hidden, down = _hidden_index(names, layer, FIRST, "h")
