@@ -71,7 +71,7 @@ LISTS = "lists"
 """Label of the lease under which the lists of a store are read and written again."""
 
 
-FORMAT = 12
+FORMAT = 13
 """Version of the layout, and of what its numbers mean: another one also where tnsim computes other
 numbers for equal models, as by a mended fault. A store of another version is refused."""
 # Attributes that must be equal for a store to be continued; error messages name them.

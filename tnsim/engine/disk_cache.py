@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-VERSION = 16  # part of every key: files of other versions are not found
+VERSION = 17  # part of every key: files of other versions are not found
 MAX_BYTES = 2**26  # bound on the size of a file; a result of 606 diagrams takes 2**22
 
 
