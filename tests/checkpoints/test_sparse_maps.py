@@ -50,9 +50,12 @@ def test_entries_of_boxes_are_found_by_runs(seed):
     assert pattern is not None
     found = pattern.matrix_of(linear)
     assert (np.asarray(found) == matrix).all()
-    filled = found.columns.filled
-    order = np.diff(np.where(filled, found.columns.array, 10**6), axis=1)
-    assert ((order > 0) | ~filled[:, 1:]).all()
+    smaller, trimmed = pattern.trimmed(found)
+    assert (np.asarray(trimmed) == matrix).all()
+    assert smaller.columns == SparseMatrix.of(matrix).columns
+    assert (np.asarray(smaller.matrix_of(linear)) == matrix).all()
+    order = np.diff(np.where(trimmed.columns.filled, trimmed.columns.array, 10**6), axis=1)
+    assert ((order > 0) | ~trimmed.columns.filled[:, 1:]).all()
 
 
 def test_rows_that_read_much_stay_dense(rng):

@@ -141,6 +141,42 @@ class Pattern:
         assert values is not None  # as a pattern has a run
         return SparseMatrix(fixed(values), self.columns)
 
+    def trimmed(self, matrix: SparseMatrix) -> tuple[Pattern, SparseMatrix]:
+        """The pattern and the matrix without places of boxes that are zero.
+
+        A support need not be a box: a pixel and its four neighbours are five pixels of nine.
+
+        Args:
+            matrix: Matrix of this pattern, of a map of weights that are not zero.
+
+        Example:
+            >>> def run(points):  # sums of the four neighbours of a pixel
+            ...     image = np.pad(points.reshape(-1, 8, 8), ((0, 0), (1, 1), (1, 1)))
+            ...     rows, columns = image[:, 1:-1], image[:, :, 1:-1]
+            ...     around = columns[:, :-2] + columns[:, 2:] + rows[:, :, :-2] + rows[:, :, 2:]
+            ...     return around.reshape(-1, 64)
+            >>> linear = LinearMap(run, ((8, 8),), 64, 64, run)
+            >>> pattern_of(linear).columns.array.shape  # the boxes have nine pixels
+            (64, 4)
+        """
+        values = np.asarray(matrix.values)
+        kept = values != 0
+        if (kept == self.columns.filled).all():
+            return self, matrix
+        parts = [self.boxes.astype(np.int64)[:, None].view(np.uint8), np.packbits(kept, axis=1)]
+        _, first, boxes = _distinct(np.concatenate(parts, axis=1))
+        kept, columns = kept[first], self.columns.array[first]
+        order = np.argsort(~kept, axis=1, kind="stable")[:, : max(1, kept.sum(1).max())]
+        # The new place of each old one, and -1 for places that are left out and for none.
+        places = np.full((len(first), kept.shape[1] + 1), -1, np.int32)
+        box, place = np.nonzero(np.take_along_axis(kept, order, axis=1))
+        places[box, order[box, place]] = place
+        slots = places[np.arange(len(first)), self.slots[:, self.boxes[first]]]
+        columns = np.take_along_axis(np.where(kept, columns, -1), order, axis=1)[boxes]
+        pattern = Pattern(Columns(columns, self.shape[1]), self.colours, boxes, slots)
+        values = np.take_along_axis(values, order[boxes], axis=1)
+        return pattern, SparseMatrix(fixed(values), pattern.columns)
+
 
 def fixed(values: np.ndarray) -> np.ndarray:
     """The same array, which nobody may write to any more and layers need not copy."""
@@ -189,7 +225,10 @@ def pattern_of(linear: LinearMap) -> Pattern | None:
     check_stored(linear.rows, size, most)
     keys = np.concatenate([bits for one in touched for bits in one.bits]).T
     _, first, boxes = _distinct(keys)
-    return _coloured(linear, touched, first, boxes.ravel(), most)
+    pattern = _coloured(linear, touched, first, boxes.ravel(), most)
+    # A support need not be a box.
+    reached = replace(linear, run=linear.reach)
+    return pattern.trimmed(pattern.matrix_of(reached))[0]
 
 
 def check_stored(rows: int, size: int, most: int) -> None:
