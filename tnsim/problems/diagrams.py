@@ -15,6 +15,7 @@ second moments S, and linear layers after a nonlinear layer are multiplied into 
     M.A    M[h, i, j] = sum_o P[h, o] T[o, i, j]   from a unit of level 1 to the legs of a node
     G.AB   G[h, g] = sum_ij P[h, i] S[i, j] P[g, j]   from a unit of A to one of B along an edge
     K.AB   K[h, g] = sum_k D[k, h] D[k, g]    from the units at A's output to units at B's
+    V.A    V[k, h1, h2, ...]                  layers above level 1, from its units to the outputs
     W.A2   W[k, o1, o2]                       layers above level 0, symmetrised (see `whole_tree`),
                                               with two of its nodes left to be joined to B's
 
@@ -38,6 +39,8 @@ and the cheapest way depends on widths, ranks and the diagram:
                edge, K between the outputs
     matrices   as units, but the first-layer nodes are no vertices: each is the matrix M[h] over its
                two legs that a unit h of level 1 reads, and edges join legs
+    tops       as matrices, and the layers above level 1 are a single tensor V from its units to the
+               outputs
 
 *Loops.* An edge that joins the two legs of a node contracts its tensor with the second moment,
 which gives a vector, the node's mean. All nodes with a loop share this vector, so it is defined
@@ -64,7 +67,7 @@ OUTPUT_INDEX = "k"
 """Index of the models' common output coordinate; flattened, for sequences."""
 COORDINATE_INDEX = "o"
 """Index of the common output coordinate with positions added up."""
-Form = Literal["factors", "units", "dense", "matrices"]
+Form = Literal["factors", "units", "dense", "matrices", "tops"]
 
 
 def layer_tensor(side: Side, level: int) -> str:
@@ -115,6 +118,11 @@ def units_along_edge(pair: Pair) -> str:
 def units_at_outputs(pair: Pair) -> str:
     """Name of K of two models, between the units at their outputs."""
     return f"K.{pair.group}"
+
+
+def units_to_outputs(side: Side) -> str:
+    """Name of V of a model, from units of level 1 to the outputs."""
+    return f"V.{side}"
 
 
 def upper_tensor(side: Side, free: int) -> str:
@@ -284,9 +292,12 @@ def forms(parts: TreeOperands) -> tuple[Form, ...]:
     for side in parts.models:
         if any(parts.is_dense(side, level) for level in range(parts.depth(side))):
             return ("dense",)
-    if min(parts.depth(side) for side in parts.models) == 1:
-        return ("factors", "units", "dense")  # no unit of level 1 that reads a node as a matrix
-    return ("factors", "units", "dense", "matrices")
+    shallower = min(parts.depth(side) for side in parts.models)
+    if shallower == 1:  # no unit of level 1 that reads a node as a matrix
+        return ("factors", "units", "dense")
+    if max(parts.depth(side) for side in parts.models) == 2:  # nothing above level 1
+        return ("factors", "units", "dense", "matrices")
+    return ("factors", "units", "dense", "matrices", "tops")
 
 
 def write(
@@ -319,7 +330,7 @@ def write(
     Source:
         Paper, section 2.3 and appendix A.3: a Wick diagram.
     """
-    if form in ("units", "matrices"):
+    if form in ("units", "matrices", "tops"):
         return _over_units(parts, pair, diagram, form, slices)
     return _over_layers(parts, pair, diagram, form == "dense")
 
@@ -477,7 +488,10 @@ def _over_units(
         else:
             ends = free_legs[one.bond].pop(), free_legs[two.bond].pop()
             operands += parts.edge(Pair(one.side, two.side), ends, merged)
-    operands += _at_outputs(parts, pair, looped, slices)
+    if form == "tops":
+        operands += _top_layers(parts, pair)
+    else:
+        operands += _at_outputs(parts, pair, looped, slices)
     return merged.renamed(operands)
 
 
@@ -499,6 +513,9 @@ def _up_the_trees(
     free_legs: dict[str, list[str]] = {}
     for slot, side in zip(SLOTS, pair, strict=True):
         for node in upper_nodes(slot, parts.trees[side]):
+            # Layers above level 1 are inside V.
+            if form == "tops" and node.level > 1:
+                continue
             # A hidden unit multiplies its branches. Each branch is a factor of its own: the unit's
             # row P[h, :] contracted with the subtree below.
             for child in node.legs:
@@ -512,6 +529,16 @@ def _up_the_trees(
                     name = unit_to_unit(side, node.level)
                     operands.append(Operand(name, (node.bond, child)))
     return operands, free_legs
+
+
+def _top_layers(parts: TreeOperands, pair: Pair) -> list[Operand]:
+    """V of both trees: the layers above level 1."""
+    operands = []
+    for slot, side in zip(SLOTS, pair, strict=True):
+        nodes = upper_nodes(slot, parts.trees[side])
+        units = [node.bond for node in nodes if node.level == 1]
+        operands.append(Operand(units_to_outputs(side), (OUTPUT_INDEX, *units)))
+    return [*operands, *parts.trace]
 
 
 def _at_outputs(parts: TreeOperands, pair: Pair, looped: set[str], slices: bool) -> list[Operand]:

@@ -103,6 +103,7 @@ from tnsim.problems.diagrams import (
     unit_to_unit,
     units_along_edge,
     units_at_outputs,
+    units_to_outputs,
     upper_nodes,
     upper_tensor,
     write,
@@ -405,7 +406,7 @@ def _node_mean(parts: TreeOperands, side: Side, powers: Powers) -> Definition:
 
 
 def _up_the_tree(parts: TreeOperands, side: Side) -> Iterator[Definition]:
-    """U of every level above the first, and u and M of level 1."""
+    """U of every level above the first, and u, M and V of level 1."""
     # P of a level reads the output o that D of the level below writes. Summed over o, widths are
     # gone: diagrams over units have numbers of hidden units for sizes.
     for level in range(1, parts.depth(side)):
@@ -420,6 +421,26 @@ def _up_the_tree(parts: TreeOperands, side: Side) -> Iterator[Definition]:
         yield _product(unit_to_mean(side), ("h",), mean)
         node = (factor, *parts.node(side, 0, "o", ("i", "j"), dense=False))
         yield _product(unit_to_legs(side), ("h", "i", "j"), node, exchangeable=2)
+        yield _to_outputs(parts, side)
+
+
+def _to_outputs(parts: TreeOperands, side: Side) -> Definition:
+    """V[k, h1, h2, ...]: the layers above level 1, from its units to the outputs.
+
+    With two units V is a symmetric matrix for each output. With more units, of four levels, V would
+    have to be symmetrised; trees of so many legs are not planned.
+    """
+    top, tree = parts.depth(side) - 1, parts.trees[side]
+    nodes = list(upper_nodes("bra", tree))
+    operands: list[Operand] = []
+    for level, unit, below in nodes:
+        if level > 1:
+            operands += [Operand(unit_to_unit(side, level), (unit, child)) for child in below]
+    units = [unit for level, unit, _ in nodes if level == 1]
+    # D of the top level ends the row of matrices that leads from units of level 1 to the outputs.
+    operands.append(Operand(output_factor(side, top), ("k", root_index("bra", tree))))
+    exchangeable = len(units) if top <= 2 else 0
+    return _product(units_to_outputs(side), ("k", *units), operands, exchangeable=exchangeable)
 
 
 def _along_edge(parts: TreeOperands, pair: Pair) -> Definition:
