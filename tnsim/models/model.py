@@ -4,8 +4,7 @@ Models form a vector space of functions, so `a - b` and `2.0 * a` are models too
 stores coefficients and models, and every inner product expands by bilinearity (paper, section 2.4,
 tensor diff similarity). No larger network is ever built.
 
-A model keeps the record of how it was read (`Origin`). Checks that every verb makes before it
-begins stand at the end.
+A model keeps the record of how it was read (`Origin`).
 """
 
 from __future__ import annotations
