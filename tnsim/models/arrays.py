@@ -144,11 +144,11 @@ def pytree(cls: type[T]) -> type[T]:
         kind = static if field.metadata.get("static") else children
         kind.append(field.name)
     register_pytree(cls, tuple(children), tuple(static))
-    cls.__repr__ = _in_one_line
+    cls.__repr__ = _shown_dataclass
     return cls
 
 
-def _in_one_line(self: Any) -> str:
+def _shown_dataclass(self: Any) -> str:
     """A dataclass with its fields, arrays by dtype and shape."""
     shown = []
     for field in dataclasses.fields(self):

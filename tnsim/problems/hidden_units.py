@@ -293,7 +293,7 @@ def bias_in_outputs(model: Model) -> Float[Array, " out"] | None:
     return added
 
 
-def _is(number: Any, value: float) -> bool:
+def _equals(number: Any, value: float) -> bool:
     """Whether a number of a residual is known, not traced, and has this value."""
     return isinstance(number, float) and number == value
 
@@ -364,10 +364,10 @@ def _with_residual(
     # The skip reads the layer's input, which is an affine map of the model's input, so it goes into
     # S and c.
     down, constant, linear = units.down, units.constant, None
-    if not _is(scale, 1.0):
+    if not _equals(scale, 1.0):
         down = scale * (np.eye(width) if down is None else down)
         constant = None if constant is None else scale * constant
-    if not _is(skip, 0.0):
+    if not _equals(skip, 0.0):
         linear = skip * (np.eye(width) if state.weight is None else state.weight)
         if state.bias is not None:
             constant = add(skip * state.bias, constant)
