@@ -89,6 +89,12 @@ class Component:
     parts: int
     bias: bool
 
+    def places(self, width: int) -> slice:
+        """The places of the component among `width` rows or columns; a bias alone has none."""
+        assert self.part is not None
+        step = width // self.parts
+        return slice(self.part * step, (self.part + 1) * step)
+
 
 @checked
 def components(model: Model, by: str = "layer") -> tuple[str, ...]:
@@ -380,16 +386,8 @@ def _column_factors(own: Sequence[Component], z: Any, width: int) -> Any:
     place = np.zeros(width, int)
     for k, part in enumerate(own):
         if part.part is not None:
-            place[_part_slice(part, width)] = k + 1
+            place[part.places(width)] = k + 1
     return library(z).concatenate([np.ones(1), z])[place]
-
-
-def _part_slice(part: Component, width: int) -> slice:
-    """The places of a component among `width` rows or columns."""
-    # A bias alone has no columns.
-    assert part.part is not None
-    step = width // part.parts
-    return slice(part.part * step, (part.part + 1) * step)
 
 
 def with_core(layer: Layer, core: Any) -> Any:
@@ -658,7 +656,7 @@ def _with_unit_scale(layer: Layer) -> Residual:
 def _with_rows(arrays: Sequence[Any], part: Component) -> np.ndarray:
     """The rows of the first array, those of a component from the second."""
     array, other = map(np.asarray, arrays)
-    rows = _part_slice(part, len(array))
+    rows = part.places(len(array))
     # A copy, as weights of models are shared and read-only.
     result = np.array(array, np.result_type(array, other))
     result[rows] = other[rows]
@@ -865,9 +863,8 @@ def _wired_layer(
         for target in own:
             if parts[target].part is not None:
                 leg = _LEGS.get(name, "in")
-                gate[_part_slice(parts[target], len(matrix))] = _gate_numbers(
-                    place, target, leg, blocks
-                )
+                rows_of_part = parts[target].places(len(matrix))
+                gate[rows_of_part] = _gate_numbers(place, target, leg, blocks)
         # The matrix stands once for each block, with the rows of a component gated apart.
         wide = matrix[:, None, :] * known[gate][:, :, None]
         values[name] = wide.reshape(len(matrix), -1)
@@ -875,7 +872,7 @@ def _wired_layer(
     columns = np.zeros((blocks, weight.shape[1]))
     for target in own:
         if parts[target].part is not None:
-            columns[target + 1, _part_slice(parts[target], weight.shape[1])] = 1.0
+            columns[target + 1, parts[target].places(weight.shape[1])] = 1.0
         if parts[target].bias:
             values[bias_name(output)] = _in_block(bias, target + 1, blocks)
     if rows:
