@@ -28,17 +28,18 @@ from jax.core import Tracer
 from jaxtyping import Float
 
 from tnsim.errors import ModelError, PrecisionWarning, in_one_line, printable, warn
-from tnsim.metrics import protocol
 from tnsim.metrics.input_moments import GaussianMoments, gauss_rule, gaussian_draws, hermite_rule
 from tnsim.metrics.protocol import (
     Points,
     Reading,
     Rule,
     WeightedPoints,
+    beginnings,
     check_draws,
     draws,
     mapped,
     product_rule,
+    sequences,
 )
 from tnsim.models.arrays import Array, as_array, host_array, in_float64, is_traced, pytree
 from tnsim.models.functions import input_rows
@@ -378,9 +379,9 @@ class Categorical:
         p = p / p.sum()
         if self.samples is None:
             # With causal attention, sequences share the work on their beginning.
-            listed = protocol.beginnings if reading.causal else protocol.sequences
+            listed = beginnings if reading.causal else sequences
             return listed(p, n_ctx)
-        return protocol.draws(
+        return draws(
             self.samples, seed_number(self.seed), partial(_drawn_tokens, p, n_ctx), tokens=True
         )
 

@@ -898,6 +898,16 @@ class AffineMaps:
         return affine(x, getattr(self, name), getattr(self, bias_name(name)))
 
 
+def bytes_of(tree: Any) -> int:
+    """Bytes of the arrays of a model, or of any other tree; leaves that are no arrays have none.
+
+    Example:
+        >>> bytes_of({"weight": np.ones(2), "name": "W"})
+        16
+    """
+    return sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(tree))
+
+
 def is_sparse(tree: Any) -> bool:
     """Whether a pytree holds a sparse matrix; of models, their kinds say so sooner.
 

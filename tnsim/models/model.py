@@ -26,6 +26,7 @@ from tnsim.errors import CaveatWarning, ModelError, TooLarge, warn
 from tnsim.models.arrays import (
     Array,
     bias_name,
+    bytes_of,
     is_count,
     is_fixed,
     is_sparse,
@@ -610,11 +611,6 @@ def with_dense_matrices(model: Any) -> Any:
         return dense
 
     return kept_with(model, with_dense_matrices, make, bytes_of)
-
-
-def bytes_of(model: Model) -> float:
-    """Bytes of the arrays of a model."""
-    return sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(model))
 
 
 def in_numpy(model: Any) -> Any:

@@ -176,7 +176,7 @@ def network(model: Model, max_tensors: int = MAX_TENSORS) -> qtn.TensorNetwork:
     check_untraced("network", model, instead=AS_EXPRESSION)
     model = in_numpy(model)
     check_models([model], max_tensors)
-    names = {bond_index("A", -1, leg): input_index(leg) for leg in range(model.degree)}
+    names = {bond_index("A", INPUT, leg): input_index(leg) for leg in range(model.degree)}
     names[bond_index("A", len(model.layers) - 1, 0)] = OUT
     return qtn.TensorNetwork(tree_tensors(layer_arrays(model), "A", ())).reindex(names)
 
