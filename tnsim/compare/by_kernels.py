@@ -2,8 +2,8 @@
 
 The route of `Gaussian` where a model is no polynomial and every model has at most one nonlinear
 layer (see `problems.hidden_units`), and of `GaussianClosure` for any number of such layers (see
-`problems.kernels`). A sum of models is expanded by bilinearity. The certified bound of what
-series leave out counts in the size of a product, relative to which the error of the result is told.
+`problems.kernels`). A sum of models is expanded by bilinearity. The certified bound of what series
+leave out is a part of the size of a product, from which the error of the result follows.
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ from tnsim.options import checked, shown
 _PANELS, _PANEL_NODES = 400, 20  # panels between two edges of a density, nodes of a panel
 _ROUNDING = 1e-12  # relative rounding of moments that are given as floats
 _VISIBLE = 1e-3  # rounding of the moments beside the spread, beyond which a warning tells it
-# A square of the recurrence below this share of what it is left of has no digit: what follows it
-# would be a node of rounding, far from the others.
+# A sum E[pi_k^2] below this share of its summands has no digit left by rounding of the moments:
+# another node would be made of rounding, far from the others.
 _EPS = 2.0**-50
 
 

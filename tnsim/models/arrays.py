@@ -41,7 +41,7 @@ _ARRAYS = ("__array__", "__array_interface__", "__dlpack__", "__buffer__")
 
 
 _MANY = 2**16
-"""Numbers of an array beside which a mask of them takes memory that counts."""
+"""Arrays of more numbers than this are checked without a mask, which takes an eighth of them."""
 MOST_DENSE = 2**27
 """Most entries of a sparse matrix that is written out, 1 GiB in float64."""
 
