@@ -277,10 +277,11 @@ def switches(parts: Sequence[Component], z: Any) -> Any:
         array([0.5])
     """
     if isinstance(z, Mapping):
-        numbers = np.ones(len(parts))
-        for label, value in z.items():
-            numbers[chosen(parts, [label])] = value
-        return numbers
+        each: list[Any] = [1.0] * len(parts)
+        for value, numbers in zip(z.values(), _numbers_of(parts, z), strict=True):
+            for n in numbers:
+                each[n] = value
+        z = library(*each).stack(each) if is_traced(each) else each
     array = as_array(z, "the switches z", 1)  # which stays in JAX where it is traced
     if array.shape != (len(parts),):
         raise ModelError(
@@ -303,14 +304,22 @@ def chosen(parts: Sequence[Component], labels: Iterable[str]) -> list[int]:
         >>> chosen(heads, ["layer 1"])
         [0, 1]
     """
-    numbers: set[int] = set()
-    for label in labels:
+    return sorted(set().union(*_numbers_of(parts, labels)))
+
+
+def _numbers_of(parts: Sequence[Component], labels: Iterable[str]) -> list[list[int]]:
+    """As `chosen`, the numbers under each label."""
+    known: dict[str, list[int]] = {}
+    for n, part in enumerate(parts):
         # A layer's label chooses all of its parts, and a part's label that part alone.
-        own = [n for n, part in enumerate(parts) if label in (part.label, f"layer {part.layer}")]
-        if not own:
+        for label in {part.label, f"layer {part.layer}"}:
+            known.setdefault(label, []).append(n)
+    found = []
+    for label in labels:
+        if label not in known:
             raise ModelError(f"there is no component {label!r}, only {listed(parts)}")
-        numbers.update(own)
-    return sorted(numbers)
+        found.append(known[label])
+    return found
 
 
 def listed(parts: Sequence[Component]) -> str:
