@@ -83,13 +83,13 @@ def _whole(value: Any) -> int:
 
 
 def _number(value: Any) -> Any:
-    # True would be 1 by accident, and a limit that is not a number is no limit.
-    # An array of a single number, of NumPy, JAX or PyTorch.
+    # An array of a single number, of NumPy, JAX or PyTorch, is a number.
     kind = str(value.dtype) if getattr(value, "ndim", 1) == 0 else ""
     is_array = "int" in kind or "float" in kind
+    # True would be 1 by accident.
     if isinstance(value, bool) or not (isinstance(value, Real) or is_array):
         raise _Misfit
-    # No comparison with NaN holds.
+    # A limit of NaN is no limit; no comparison with NaN holds.
     number: Any = abs(value)
     if not number <= float("inf") or (isinstance(value, int) and number > _MOST):
         raise _Misfit

@@ -43,7 +43,7 @@ from tnsim.activations.kernels import (
     with_slopes,
 )
 from tnsim.activations.normal import owens_t
-from tnsim.activations.pairs import PRICE, pair_derivatives, price
+from tnsim.activations.pairs import SLOPE_ORDERS, pair_derivatives, slopes_by_law
 
 REFERENCES = json.loads(Path(__file__).with_name("references.json").read_text())
 QUICK = ("relu", "relu")
@@ -673,8 +673,8 @@ def test_slopes_of_elu_where_thresholds_meet(alpha):
     law, f = near_equal_and_opposite(), elu(alpha)
     expected = np.array([elu_slopes(alpha, *one) for one in zip(*law, strict=True)]).T
     with np.errstate(all="ignore"):
-        found = dict(zip(PRICE, pair_derivatives(f, f, law, PRICE), strict=True))
-    slopes = [found[0, 0], *price(found, (0, 0), law)]
+        found = dict(zip(SLOPE_ORDERS, pair_derivatives(f, f, law, SLOPE_ORDERS), strict=True))
+    slopes = [found[0, 0], *slopes_by_law(found, (0, 0), law)]
     assert_close(np.array(slopes), expected, scale=1 + np.abs(expected), rtol=1e-13)
 
 

@@ -16,7 +16,7 @@ from scipy.special import erf
 
 from tnsim.activations.activation import ACTIVATIONS, activation
 from tnsim.activations.kernels import GatedInputs, NormalInputs, kernel
-from tnsim.activations.pairs import PRICE, pair_derivatives, price
+from tnsim.activations.pairs import SLOPE_ORDERS, pair_derivatives, slopes_by_law
 
 KINKS = (-3.0, -1.0, 0.0, 1.0, 3.0, 6.0)
 """All places where a named activation is no power series."""
@@ -165,8 +165,10 @@ def laws(cases):
 def assert_plain(f, g, cases):
     law = laws(cases)
     with np.errstate(all="ignore"):
-        every = pair_derivatives(activation(f), activation(g), law, PRICE)
-    found = np.array([every[0], *price(dict(zip(PRICE, every, strict=True)), (0, 0), law)])
+        every = pair_derivatives(activation(f), activation(g), law, SLOPE_ORDERS)
+    found = np.array(
+        [every[0], *slopes_by_law(dict(zip(SLOPE_ORDERS, every, strict=True)), (0, 0), law)]
+    )
     expected = np.array([plain(f, g, *case) for case in cases]).T
     scale = np.abs(expected).max(0) + 1
     assert_close(found, expected, scale=np.broadcast_to(scale, found.shape), rtol=5e-11)

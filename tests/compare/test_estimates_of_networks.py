@@ -7,7 +7,7 @@ from closeness import assert_close
 from refusals import refused
 
 import tnsim
-from tnsim.metrics.metric import REPLICATES, NormalInputs
+from tnsim.metrics.metric import REPLICATES, SobolInputs
 
 SAMPLES = 2**12
 
@@ -59,7 +59,7 @@ def test_errors_are_as_large_as_stated(rng, activation):
 def test_the_estimate_is_the_mean_over_its_points(rng):
     a, b = deep(rng), deep(rng)
     metric = tnsim.Gaussian(samples=SAMPLES)
-    x = NormalInputs(metric, (2,), SAMPLES)[:]
+    x = SobolInputs(metric, (2,), SAMPLES)[:]
     assert x.shape == (SAMPLES, 2)
     found = tnsim.inner(a, b, metric)
     assert_close(found, (np.asarray(a(x)) * np.asarray(b(x))).sum(axis=1).mean(), rtol=1e-12)
@@ -70,14 +70,14 @@ def test_the_estimate_is_the_mean_over_its_points(rng):
 
 def test_points_are_normal_and_the_same_in_every_block(rng):
     metric = tnsim.Gaussian(rng.normal(size=3), [1.0, 4.0, 0.0])
-    inputs = NormalInputs(metric, (3,), 1000)
+    inputs = SobolInputs(metric, (3,), 1000)
     assert inputs.shape == (1008, 3)
     whole = inputs[:]
     for start, stop in ((0, 1), (5, 70), (62, 64), (900, 1008), (7, 7)):
         assert (inputs[start:stop] == whole[start:stop]).all()
     assert (abs(whole.mean(axis=0) - metric.mean) < 0.02).all()  # draws would be off by 0.06
     assert (abs(whole.var(axis=0) - metric.cov) < 0.1).all()
-    sequences = NormalInputs(tnsim.Gaussian(), (5, 3), 64)
+    sequences = SobolInputs(tnsim.Gaussian(), (5, 3), 64)
     assert sequences[:].shape == (64, 5, 3)
 
 
@@ -208,7 +208,7 @@ def test_modules_that_are_no_models_run_on_normal_inputs():
 
     nets = [normed().double().eval() for _ in range(2)]
     metric = tnsim.Gaussian(samples=SAMPLES)
-    x = NormalInputs(metric, (6,), SAMPLES)[:]
+    x = SobolInputs(metric, (6,), SAMPLES)[:]
     with torch.no_grad():
         u, v = (net(torch.from_numpy(x)).numpy() for net in nets)
     expected = (u * v).sum() / np.sqrt((u**2).sum() * (v**2).sum())

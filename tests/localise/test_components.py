@@ -13,7 +13,13 @@ from scipy.sparse import csr_array
 from sequence_oracles import attention
 
 import tnsim
-from tnsim.models.components import components_of, exchanged, interpolated_outputs, switched
+from tnsim.models.components import (
+    components_of,
+    exchanged,
+    interpolated_outputs,
+    switched,
+    switches,
+)
 from tnsim.models.forward import Prefixes
 
 
@@ -73,6 +79,8 @@ def test_switches_by_label_leave_the_others_on(rng):
     z[labels.index("layer 2 head 1")] = 0.25
     given = switched(model, {"layer 2 head 1": 0.25}, by="head")
     assert given(x).tolist() == switched(model, z, "head")(x).tolist()
+    parts = components_of([model], "head")
+    assert jax.grad(lambda one: switches(parts, {"layer 2 head 1": one}).sum())(0.25) == 1.0
 
 
 def test_layers_of_sparse_matrices_have_switches(rng):
@@ -120,6 +128,8 @@ def test_what_cannot_be_switched_is_refused_in_one_line(rng):
             "unit",
         ),
         "the switches z has 1 NaN": lambda: switched(model, [1.0, np.nan]),
+        "z has 1 NaN or infinite entries": lambda: switched(model, {"layer 1": np.nan}),
+        "z must hold real numbers": lambda: switched(model, {"layer 1": None}),
         "the switches z has 2 NaN": lambda: switched(model, jax.numpy.full(2, np.nan)),
     }
     for message, attempt in cases.items():

@@ -583,14 +583,14 @@ def _gates(kinks: tuple[float, ...], pieces: tuple[tuple[float, ...], ...]) -> t
 
 
 def _scaled_tail(x: Real) -> Real:
-    """exp(x^2 / 2) Phi(-x) for x > 1, by the continued fraction of Laplace behind erfcx."""
+    """exp(x^2 / 2) Phi(-x) for x > 1: `erfcx` of SciPy in NumPy, Laplace's integral in JAX."""
     xp = library(x)
     if xp is np:
         from scipy.special import erfcx
 
         return 0.5 * erfcx(np.maximum(x, 1.0) * sqrt(0.5))
     x = jnp.maximum(x, 1.0)
-    # int_0^inf exp(-x y - y^2 / 2) dy / sqrt(2 pi), in y = 9 z / (x + z ...): Gauss-Legendre panels
+    # int_0^inf exp(-x y - y^2 / 2) dy / sqrt(2 pi) with y = z / x, by Gauss-Legendre panels in z.
     total = jnp.zeros_like(x)
     for start, stop in _TAIL_PANELS:
         for node, weight in _TAIL_RULE:

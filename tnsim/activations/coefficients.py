@@ -36,11 +36,12 @@ REACH = 12.5
 
 
 def span(part: Part, mean: Real, deviation: Real, reach: float) -> tuple[Real, Real]:
-    """The interval of z in which part(mean + deviation z) and the density of z are alive.
+    """The interval of z in which neither part(mean + deviation z) nor the density of z vanishes.
 
-    Ends move with mean and deviation where a part ends. An infinite end stays: the slope of its
-    quotient is infinite, and times the zero slope of `clip` no number. Where nothing varies a part
-    is alive as a whole or not at all, and at its upper end it is, as the part itself says.
+    A finite end of the part's support moves with mean and deviation. An infinite one stays at
+    `reach`: its quotient by the deviation has an infinite slope, which times the zero slope of
+    `clip` would be NaN. Where the deviation is 0 the interval is all of z or empty; a mean at the
+    upper end of the support counts as inside, as it does for the part itself.
     """
     xp = library(mean, deviation)
 

@@ -42,7 +42,7 @@ from jaxtyping import Array, Float
 from tnsim.activations.activation import Activation, Gate, Remainder, Tail, Wave, activation
 from tnsim.activations.coefficients import average, coefficients, energies, norms
 from tnsim.activations.normal import Real, repeat
-from tnsim.activations.pairs import PRICE, pair_derivatives, price
+from tnsim.activations.pairs import SLOPE_ORDERS, pair_derivatives, slopes_by_law
 from tnsim.errors import ModelError, UnsupportedLayer
 from tnsim.scaled import library, not_differentiated
 
@@ -1040,7 +1040,7 @@ def _slopes_in_numpy(pairing: Pairing, pairs: _Pairs, gap: np.ndarray) -> list[A
     weights = pairing.alone(*pairs)
     left, right, rho, _ = pairs
     law = *left[:2], *right[:2], rho, gap
-    every = tuple(sorted({(i + x, j + y) for i, j in weights for x, y in PRICE}))
+    every = tuple(sorted({(i + x, j + y) for i, j in weights for x, y in SLOPE_ORDERS}))
     expected = dict(zip(every, pair_derivatives(pairing.f, pairing.g, law, every), strict=True))
     arguments, tree = jax.tree.flatten(pairs)
     # The places of m, s, n, t and rho among the arguments.
@@ -1058,7 +1058,7 @@ def _slopes_in_numpy(pairing: Pairing, pairs: _Pairs, gap: np.ndarray) -> list[A
         slope = sum((w * x for w, x in terms), 0 * rho)
         if place in of_law:
             for order, weight in weights.items():
-                slope = slope + weight * price(expected, order, law)[of_law[place]]
+                slope = slope + weight * slopes_by_law(expected, order, law)[of_law[place]]
         slopes.append(slope)
     return [sum((w * expected[order] for order, w in weights.items()), 0 * rho), *slopes]
 
@@ -1166,7 +1166,7 @@ def gated_moments(
         # E f, E f' and E f'' of every unit; `slope * deviation` is s b, from Stein's lemma for z.
         first, second, third = (average(f, mean, deviation, order) for order in range(3))
     # A row of zeros has no direction and b = 0. Its changes r change direction and b as if s were 1
-    # (`kernels.at_rest`), and moments by E f' times r.
+    # (`at_rest`), and moments by E f' times r.
     length = library(deviation).where(deviation > 0, deviation, 1.0)
     value = shift * first + slope * length * second
     by_mean = shift * second + slope * deviation * third

@@ -476,21 +476,23 @@ def _traced(integrals, a, b, orders, *law):
 @_traced.defjvp
 def _traced_jvp(integrals_of, a, b, orders, primals, tangents):
     # All orders that the values and their slopes take, in one sum.
-    every = tuple(sorted({(i + x, j + y) for i, j in orders for x, y in PRICE}))
+    every = tuple(sorted({(i + x, j + y) for i, j in orders for x, y in SLOPE_ORDERS}))
     integrals = dict(zip(every, _traced(integrals_of, a, b, every, *primals), strict=True))
 
     def slope(order: tuple[int, int]) -> Real:
-        slopes = price(integrals, order, primals)
+        slopes = slopes_by_law(integrals, order, primals)
         return sum((x * y for x, y in zip(tangents, slopes, strict=False)), 0.0)
 
     return [integrals[order] for order in orders], [slope(order) for order in orders]
 
 
-PRICE = (0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (0, 2)
-"""Further derivatives of f and g that slopes of an expectation take, see `price`."""
+SLOPE_ORDERS = (0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (0, 2)
+"""Further derivatives of f and g that slopes of an expectation take, see `slopes_by_law`."""
 
 
-def price(expected: dict[tuple[int, int], Any], order: tuple[int, int], law: Any) -> list[Any]:
+def slopes_by_law(
+    expected: dict[tuple[int, int], Any], order: tuple[int, int], law: Any
+) -> list[Any]:
     """Slopes of an expected derivative by m, s, n, t and rho, by Price's theorem.
 
     dK/dm = E f' g, dK/ds = s E f'' g + rho t E f' g', dK/drho = s t E f' g'.

@@ -34,9 +34,9 @@ from tnsim.checkpoints.state_dict import (
     unnamed,
 )
 from tnsim.errors import CheckpointError, ModelError, TnsimError, first_few, naming, printable
-from tnsim.models.arrays import is_count
+from tnsim.models.arrays import bytes_of, is_count
 from tnsim.models.functions import Deferred, array_at, check_not_random
-from tnsim.models.model import AnyModel, Model, Seed, bytes_of, check_untraced, normal_inputs
+from tnsim.models.model import AnyModel, Model, Seed, check_untraced, normal_inputs
 from tnsim.options import checked, is_list, shown
 from tnsim.sessions import session
 from tnsim.tables import html_table

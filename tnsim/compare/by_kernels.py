@@ -2,8 +2,8 @@
 
 The route of `Gaussian` where a model is no polynomial and every model has at most one nonlinear
 layer (see `problems.hidden_units`), and of `GaussianClosure` for any number of such layers (see
-`problems.kernels`). A sum of models is expanded by bilinearity. The certified bound of what
-series leave out counts in the size of a product, relative to which the error of the result is told.
+`problems.kernels`). A sum of models is expanded by bilinearity. The certified bound of what series
+leave out is a part of the size of a product, from which the error of the result follows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from tnsim.compare.operands import (
     over_terms,
     pairs_of_models,
     scaled_sum,
-    total_bytes,
 )
 from tnsim.compare.request import (
     CROSS,
@@ -47,7 +46,7 @@ from tnsim.errors import TooLarge, UnsupportedLayer
 from tnsim.long_work import announced
 from tnsim.metrics.input_moments import marginals
 from tnsim.metrics.protocol import Metric
-from tnsim.models.arrays import weights_dtype
+from tnsim.models.arrays import bytes_of, weights_dtype
 from tnsim.models.model import AnyModel, Model, kept_with, terms
 from tnsim.models.scaling import with_powers
 from tnsim.problems.hidden_units import (
@@ -354,4 +353,4 @@ def prepared_under(model: Model, metric: Metric) -> PreparedModel:
 
     device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
     key = prepared_under, content(metric), device
-    return kept_with(model, key, make, lambda made: total_bytes(jax.tree.leaves(made)))
+    return kept_with(model, key, make, bytes_of)

@@ -269,7 +269,7 @@ class Contractions:
 
     @contextlib.contextmanager
     def _advised(self) -> Iterator[None]:
-        """What is too large names the road for sparse layers, where there are some."""
+        """Add to the message of `TooLarge` what to do with sparse layers, where there are some."""
         try:
             yield
         except TooLarge as beyond:

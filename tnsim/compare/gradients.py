@@ -1,4 +1,4 @@
-"""Numbers of a comparison and their gradients, one road for JAX and for PyTorch.
+"""Numbers of a comparison and their gradients, found alike for JAX and for PyTorch.
 
 A comparison is a function of weights in three steps:
 

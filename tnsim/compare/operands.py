@@ -23,7 +23,7 @@ import numpy as np
 from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.execution import Tier
 from tnsim.metrics.protocol import Metric
-from tnsim.models.arrays import digest_of, is_traced
+from tnsim.models.arrays import bytes_of, digest_of, is_traced
 from tnsim.models.model import AnyModel, Model, is_constant, kept_with, terms
 from tnsim.names import Side, on_side
 from tnsim.problems.families import Family
@@ -239,7 +239,7 @@ def in_units(model: Model, units: Units, slices: bool) -> ScaledModel:
     # Arrays that the scaled model shares with the model count with the model.
     def own_bytes(made: ScaledModel) -> int:
         known = set(map(id, jax.tree.leaves(model)))
-        return total_bytes(leaf for leaf in jax.tree.leaves(made.value) if id(leaf) not in known)
+        return bytes_of([leaf for leaf in jax.tree.leaves(made.value) if id(leaf) not in known])
 
     if not is_constant(model) or is_traced(units):
         return scaled_under(model, units, slices)
@@ -331,10 +331,5 @@ def placed_weights(
 
     device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
     key = family.layout, dtype, device, tier
-    arrays = kept_with(model, key, placed, lambda made: total_bytes(made.values()))
+    arrays = kept_with(model, key, placed, bytes_of)
     return {on_side(name, side): array for name, array in arrays.items()}
-
-
-def total_bytes(arrays: Any) -> int:
-    """The bytes of some arrays together; leaves that are no arrays have none."""
-    return sum(getattr(array, "nbytes", 0) for array in arrays)

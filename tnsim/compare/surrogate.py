@@ -227,9 +227,9 @@ def _gate_moments(model: Model, metric: Metric, inputs: _Inputs) -> list[_Moment
             if activation_of(layer) is not None and n not in exact:
                 gates = _gate_inputs(layer, state)
                 gates = gates.reshape(len(x), -1, gates.shape[-1])
-                # The mean of the first block is taken off before squares are added, so that a
-                # variance far below the squared mean keeps its digits.
-                shift = shifts.setdefault(n, gates.mean(axis=(0, 1)))  # sums of small numbers
+                # The mean of the first block is taken off before squares are added: a variance far
+                # below the squared mean keeps its digits in sums of small numbers.
+                shift = shifts.setdefault(n, gates.mean(axis=(0, 1)))
                 centred = gates - shift
                 powers = [
                     np.einsum("i,ipu->u", weights, centred**k) / gates.shape[1] for k in (1, 2)

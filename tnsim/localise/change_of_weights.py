@@ -32,7 +32,7 @@ from jaxtyping import Float
 from tnsim.compare.by_points import points_of
 from tnsim.compare.request import check_comparison
 from tnsim.engine.runtime import execution
-from tnsim.errors import CaveatWarning, ModelError, ResultError, TnsimError, TooLarge
+from tnsim.errors import CaveatWarning, ModelError, ResultError, TnsimError, TooLarge, first_few
 from tnsim.localise.differences import Batch, Split, Unchanged
 from tnsim.localise.switched_models import Setting, one_less_cosine
 from tnsim.localise.switched_weights import (
@@ -108,7 +108,7 @@ def groups_of(
             if not any(_is_below(name, beginning) for name in names):
                 raise ModelError(
                     f"by names {beginning!r}, which begins no weight of the network: its weights "
-                    f"are {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
+                    f"are {first_few(names, 8)}"
                 )
         # A module may have the name of the rest itself.
         rest = "all others" if "others" in chosen else "others"

@@ -278,7 +278,7 @@ def edges_between(model: Model, by: str, setting: Setting) -> Edges:
 
 
 def _edge_label(parts: tuple[Component, ...], edge: Edge) -> str:
-    source = "embed" if edge.source == EMBED else parts[edge.source].label
+    source = START if edge.source == EMBED else parts[edge.source].label
     return f"{source} > {edge.leg} of {parts[edge.target].label}"
 
 
@@ -679,13 +679,14 @@ def _compared(a: Model, b: Model | None, setting: Setting, question: _Question) 
 
 def _side_of_units(parts: Sequence[Component], question: _Question) -> _Side:
     """How paths are made of the units of a single nonlinear layer."""
-    told = parts
+    told: Sequence[int] = range(len(parts))
     if question.within is not None:
-        told = tuple(parts[n] for n in chosen(parts, question.within))
-    labels = [START, *(_label([part], 1) for part in told)]
+        told = chosen(parts, question.within)
+    labels = [START, *(_label([parts[n]], 1) for n in told)]
     # The row of each component among the labels; components that are not told apart are always on
     # and belong to the path of no component, row 0.
-    rows = [0 if part not in told else 1 + told.index(part) for part in parts]
+    row_of = {n: 1 + k for k, n in enumerate(told)}
+    rows = [row_of.get(n, 0) for n in range(len(parts))]
     if question.order == 0:
         labels, rows = [START, REST], [min(row, 1) for row in rows]
     matrix = np.zeros((len(labels), 1 + len(parts)))
@@ -948,7 +949,7 @@ def supports(model: Model, parts: Sequence[Component], within: set[int]) -> set[
             if part.bias:
                 bias_bit = bit
             if part.part is not None:
-                columns = np.array_split(np.arange(len(always)), part.parts)[part.part]
+                columns = part.places(len(always))
                 always[columns] = False
                 if weight[:, columns].any():
                     below |= {x | bit for x in products}

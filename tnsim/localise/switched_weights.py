@@ -167,7 +167,7 @@ class _SwitchedModule:
     def __init__(self, a: Any, b: Any, output: str | int | None, dtype: str) -> None:
         import torch
 
-        from tnsim.checkpoints.modules import double_of, unwrapped_module  # where a module comes
+        from tnsim.checkpoints.modules import double_of, unwrapped_module
 
         first, second = own = unwrapped_module(a), unwrapped_module(b)
         if first is not second:  # else the layers are those of the network itself
@@ -599,8 +599,8 @@ class Between(NamedTuple):
         both = leaves_of(a), leaves_of(b)
         check_same_weights(*both)
         names = tuple(both[1])
-        # Two classes may have the same weights in different orders.
-        # Copies, as arrays of NumPy may change before the last question.
+        # By name, as two classes may have the same weights in different orders; copies, as arrays
+        # of NumPy may change before the last question.
         first, second = ([np.array(x[name], np.float64) for name in names] for x in both)
         return cls(names, first, second)
 

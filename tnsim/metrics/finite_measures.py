@@ -28,17 +28,18 @@ from jax.core import Tracer
 from jaxtyping import Float
 
 from tnsim.errors import ModelError, PrecisionWarning, in_one_line, printable, warn
-from tnsim.metrics import protocol
 from tnsim.metrics.input_moments import GaussianMoments, gauss_rule, gaussian_draws, hermite_rule
 from tnsim.metrics.protocol import (
     Points,
     Reading,
     Rule,
     WeightedPoints,
+    beginnings,
     check_draws,
     draws,
     mapped,
     product_rule,
+    sequences,
 )
 from tnsim.models.arrays import Array, as_array, host_array, in_float64, is_traced, pytree
 from tnsim.models.functions import input_rows
@@ -48,8 +49,8 @@ from tnsim.options import checked, shown
 _PANELS, _PANEL_NODES = 400, 20  # panels between two edges of a density, nodes of a panel
 _ROUNDING = 1e-12  # relative rounding of moments that are given as floats
 _VISIBLE = 1e-3  # rounding of the moments beside the spread, beyond which a warning tells it
-# A square of the recurrence below this share of what it is left of has no digit: what follows it
-# would be a node of rounding, far from the others.
+# A sum E[pi_k^2] below this share of its summands has no digit left by rounding of the moments:
+# another node would be made of rounding, far from the others.
 _EPS = 2.0**-50
 
 
@@ -378,9 +379,9 @@ class Categorical:
         p = p / p.sum()
         if self.samples is None:
             # With causal attention, sequences share the work on their beginning.
-            listed = protocol.beginnings if reading.causal else protocol.sequences
+            listed = beginnings if reading.causal else sequences
             return listed(p, n_ctx)
-        return protocol.draws(
+        return draws(
             self.samples, seed_number(self.seed), partial(_drawn_tokens, p, n_ctx), tokens=True
         )
 

@@ -165,8 +165,8 @@ def _check_covariance(cov: Any) -> None:
 def _without_rounding(cov: Any) -> Any:
     """The symmetric part of a covariance matrix, or a diagonal with negative entries set to 0.
 
-    All routes of computation then read the same numbers. Without such
-    rounding the array itself is returned.
+    All routes of computation then read the same numbers. Without such rounding the array itself is
+    returned.
     """
     if isinstance(cov, Tracer):
         return cov

@@ -349,7 +349,7 @@ _MOST_COORDINATES = 21_201
 _BITS = 30  # binary digits of a coordinate in the unit cube
 
 
-class NormalInputs(RowsOnDemand):
+class SobolInputs(RowsOnDemand):
     """Scrambled Sobol points of N(mean, cov), made when rows are asked for.
 
     Rows are numbered replicate by replicate. Beyond 21,201 coordinates, which is as far as tables
@@ -361,7 +361,7 @@ class NormalInputs(RowsOnDemand):
         samples: Least number of rows, which is rounded up to a multiple of `REPLICATES`.
 
     Example:
-        >>> inputs = NormalInputs(Gaussian(mean=[3.0]), (1,), 1000)
+        >>> inputs = SobolInputs(Gaussian(mean=[3.0]), (1,), 1000)
         >>> len(inputs), float(inputs[:].mean().round(1))
         (1008, 3.0)
     """
@@ -409,7 +409,7 @@ class NormalInputs(RowsOnDemand):
 class GaussianEstimate(Empirical):
     """`Gaussian` by forward passes at scrambled Sobol points, with a standard error.
 
-    The inputs are a `NormalInputs`. Made by `estimate_of`.
+    The inputs are a `SobolInputs`. Made by `estimate_of`.
     """
 
     name = "gaussian"
@@ -445,4 +445,4 @@ def estimate_of(metric: Gaussian, shape: tuple[int, ...]) -> GaussianEstimate:
             f"inputs of a Gaussian are vectors (d,) or sequences (n_ctx, d), found {shape}: give "
             "inputs of your own by tnsim.Empirical(inputs)"
         )
-    return GaussianEstimate(NormalInputs(metric, shape, metric.samples))
+    return GaussianEstimate(SobolInputs(metric, shape, metric.samples))

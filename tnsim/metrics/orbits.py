@@ -420,8 +420,8 @@ def gaussian(bra: int, ket: int, centred: bool) -> tuple[Joining, ...]:
                     * math.factorial(cross)  # which bra leg crosses to which ket leg
                 )
                 # With S the raw second moment, k legs handed to the mean m are worth m^k He_k(1):
-                # He_k takes off the pairs among them, which S m m^T counts already. He_3(1) = -2,
-                # He_2(1) = 0.
+                # He_k takes off the pairs among them that the part m m^T of S counts already.
+                # He_2(1) = 0 and He_3(1) = -2.
                 weight = float(hermite_at_one(bra_caps + ket_caps) * count)
                 if weight:
                     caps = bra_caps, ket_caps

@@ -89,6 +89,12 @@ class Component:
     parts: int
     bias: bool
 
+    def places(self, width: int) -> slice:
+        """The places of the component among `width` rows or columns; a bias alone has none."""
+        assert self.part is not None
+        step = width // self.parts
+        return slice(self.part * step, (self.part + 1) * step)
+
 
 @checked
 def components(model: Model, by: str = "layer") -> tuple[str, ...]:
@@ -271,10 +277,11 @@ def switches(parts: Sequence[Component], z: Any) -> Any:
         array([0.5])
     """
     if isinstance(z, Mapping):
-        numbers = np.ones(len(parts))
-        for label, value in z.items():
-            numbers[chosen(parts, [label])] = value
-        return numbers
+        each: list[Any] = [1.0] * len(parts)
+        for value, numbers in zip(z.values(), _numbers_of(parts, z), strict=True):
+            for n in numbers:
+                each[n] = value
+        z = library(*each).stack(each) if is_traced(each) else each
     array = as_array(z, "the switches z", 1)  # which stays in JAX where it is traced
     if array.shape != (len(parts),):
         raise ModelError(
@@ -297,14 +304,22 @@ def chosen(parts: Sequence[Component], labels: Iterable[str]) -> list[int]:
         >>> chosen(heads, ["layer 1"])
         [0, 1]
     """
-    numbers: set[int] = set()
-    for label in labels:
+    return sorted(set().union(*_numbers_of(parts, labels)))
+
+
+def _numbers_of(parts: Sequence[Component], labels: Iterable[str]) -> list[list[int]]:
+    """As `chosen`, the numbers under each label."""
+    known: dict[str, list[int]] = {}
+    for n, part in enumerate(parts):
         # A layer's label chooses all of its parts, and a part's label that part alone.
-        own = [n for n, part in enumerate(parts) if label in (part.label, f"layer {part.layer}")]
-        if not own:
+        for label in {part.label, f"layer {part.layer}"}:
+            known.setdefault(label, []).append(n)
+    found = []
+    for label in labels:
+        if label not in known:
             raise ModelError(f"there is no component {label!r}, only {listed(parts)}")
-        numbers.update(own)
-    return sorted(numbers)
+        found.append(known[label])
+    return found
 
 
 def listed(parts: Sequence[Component]) -> str:
@@ -380,16 +395,8 @@ def _column_factors(own: Sequence[Component], z: Any, width: int) -> Any:
     place = np.zeros(width, int)
     for k, part in enumerate(own):
         if part.part is not None:
-            place[_part_slice(part, width)] = k + 1
+            place[part.places(width)] = k + 1
     return library(z).concatenate([np.ones(1), z])[place]
-
-
-def _part_slice(part: Component, width: int) -> slice:
-    """The places of a component among `width` rows or columns."""
-    # A bias alone has no columns.
-    assert part.part is not None
-    step = width // part.parts
-    return slice(part.part * step, (part.part + 1) * step)
 
 
 def with_core(layer: Layer, core: Any) -> Any:
@@ -658,7 +665,7 @@ def _with_unit_scale(layer: Layer) -> Residual:
 def _with_rows(arrays: Sequence[Any], part: Component) -> np.ndarray:
     """The rows of the first array, those of a component from the second."""
     array, other = map(np.asarray, arrays)
-    rows = _part_slice(part, len(array))
+    rows = part.places(len(array))
     # A copy, as weights of models are shared and read-only.
     result = np.array(array, np.result_type(array, other))
     result[rows] = other[rows]
@@ -865,9 +872,8 @@ def _wired_layer(
         for target in own:
             if parts[target].part is not None:
                 leg = _LEGS.get(name, "in")
-                gate[_part_slice(parts[target], len(matrix))] = _gate_numbers(
-                    place, target, leg, blocks
-                )
+                rows_of_part = parts[target].places(len(matrix))
+                gate[rows_of_part] = _gate_numbers(place, target, leg, blocks)
         # The matrix stands once for each block, with the rows of a component gated apart.
         wide = matrix[:, None, :] * known[gate][:, :, None]
         values[name] = wide.reshape(len(matrix), -1)
@@ -875,7 +881,7 @@ def _wired_layer(
     columns = np.zeros((blocks, weight.shape[1]))
     for target in own:
         if parts[target].part is not None:
-            columns[target + 1, _part_slice(parts[target], weight.shape[1])] = 1.0
+            columns[target + 1, parts[target].places(weight.shape[1])] = 1.0
         if parts[target].bias:
             values[bias_name(output)] = _in_block(bias, target + 1, blocks)
     if rows:

@@ -418,7 +418,9 @@ def _chosen_output(outputs: Any, fields: dict[str, Any], output: str | int) -> A
 
 
 def input_rows(inputs: Any) -> Any:
-    """The inputs in what data comes as, in front of every reader of arrays.
+    """The inputs inside of what a caller has: an array, a loader, a data set or a mapping.
+
+    Everything that reads arrays of inputs calls it first.
 
     Args:
         inputs: An array, which is returned as it is; a loader of batches or a data set, which is
@@ -463,7 +465,7 @@ def input_rows(inputs: Any) -> Any:
 
 
 def batch_of_inputs(inputs: Any) -> np.ndarray:
-    """Inputs in what data comes as, in NumPy.
+    """The inputs inside of what a caller has, see `input_rows`, as an array of NumPy.
 
     Args:
         inputs: Inputs, as for `input_rows`.

@@ -856,6 +856,8 @@ def residual_rule(layer: Layer) -> tuple[Any, Any]:
 def known_layer(layer: Any, what: str) -> Layer:
     """A layer of tnsim unchanged, or the layer of tnsim that an `OwnLayer` stands for.
 
+    A `Gated` layer with the identity as its activation is returned as the `Bilinear` layer it is.
+
     Args:
         layer: A layer of tnsim, or an `OwnLayer`.
         what: Words for the layer in messages.

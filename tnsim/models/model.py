@@ -4,8 +4,7 @@ Models form a vector space of functions, so `a - b` and `2.0 * a` are models too
 stores coefficients and models, and every inner product expands by bilinearity (paper, section 2.4,
 tensor diff similarity). No larger network is ever built.
 
-A model keeps the record of how it was read (`Origin`). Checks that every verb makes before it
-begins stand at the end.
+A model keeps the record of how it was read (`Origin`).
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from tnsim.errors import CaveatWarning, ModelError, TooLarge, warn
 from tnsim.models.arrays import (
     Array,
     bias_name,
+    bytes_of,
     is_count,
     is_fixed,
     is_sparse,
@@ -611,11 +611,6 @@ def with_dense_matrices(model: Any) -> Any:
         return dense
 
     return kept_with(model, with_dense_matrices, make, bytes_of)
-
-
-def bytes_of(model: Model) -> float:
-    """Bytes of the arrays of a model."""
-    return sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(model))
 
 
 def in_numpy(model: Any) -> Any:

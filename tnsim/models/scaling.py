@@ -199,8 +199,8 @@ def _scaled_model(
         shifts.append(by)
     if slices and unit.ndim == 0:
         unit = unit + np.zeros(model.d_out)
-    scaled = Scaled(Model(layers, model.n_ctx), unit + beyond)
-    return scaled, jax.tree.unflatten(jax.tree.structure(model), jax.tree.leaves(shifts))
+    result = Scaled(Model(layers, model.n_ctx), unit + beyond)
+    return result, jax.tree.unflatten(jax.tree.structure(model), jax.tree.leaves(shifts))
 
 
 _scaled_by_jax = jax.jit(_scaled_model, static_argnums=1)  # instead of a program per operation

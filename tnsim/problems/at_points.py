@@ -2,15 +2,14 @@
 
 With `F_a = sqrt(w_i) a(x_i)` over all points, positions and outputs, `<a|b> = F_a . F_b`: these are
 features (see `features`) of any function, exact for the measure. They are made in batches of points
-and the products added up, so that no whole vector is ever stored. Where points are draws, sums are
-stored for up to 32 groups of consecutive points, from which errors are estimated.
+and the products added up, so that no whole vector is ever stored.
 
 `_Runner` runs functions on batches, in any of three modes: in NumPy, compiled, or inside a JAX
 trace. `sums` compares many functions, batch by batch. `over_batches` is the same inside a trace:
 points are constants, and batches of them are unrolled.
 
-*Batches.* Where points are draws, sums are kept for groups of consecutive points (`groups`), from
-which errors are estimated. Batches are as large as a cache and the memory allow.
+Batches are as large as a cache and the memory allow. Where points are draws, sums are kept for up
+to 32 groups of consecutive points (`groups`), from which errors are estimated.
 """
 
 from __future__ import annotations

@@ -459,7 +459,7 @@ def _with_changes(
     # A polynomial of degree n changes n times as much as its weights, in exponents for large n.
     shift = min(_SHIFT, max(_LEAST_SHIFT, _LINEAR / model.growth))
 
-    def shifted(leaf: np.ndarray, levels: np.ndarray) -> np.ndarray:
+    def changed_leaf(leaf: np.ndarray, levels: np.ndarray) -> np.ndarray:
         numbers = factors(leaf, levels, shift, 1.0)
         numbers *= leaf  # in place: all weights of a model pass here, three times
         return numbers
@@ -472,7 +472,7 @@ def _with_changes(
         outputs, changed = run(model), []
         for n in range(_DRAWS):
             one = jax.tree.map(operator.itemgetter(n), levels)
-            moved, exponents = run(jax.tree.map(shifted, model, one))
+            moved, exponents = run(jax.tree.map(changed_leaf, model, one))
             shape = -1, *(1,) * (np.ndim(moved) - 1)
             # The changed run has exponents of its own; its outputs are brought to the exponents of
             # the first run before they are subtracted.

@@ -10,10 +10,9 @@
 Layer over layer, Gaussian moments are carried as means and covariances: raw second moments lose
 digits at every layer where a mean is large relative to the spread around it.
 
-A *family* is a way to write the inner products of two models as contractions: layer over layer,
-diagrams over whole trees, tokens. Each is a small frozen object, made from the models'
-layers (not their numbers) and the metric; `choose` picks the family that applies. The rest
-of the program asks a family the questions of the protocol `Family`, and never which family it is.
+A *family* is a way to write the inner products of two models as contractions. Each is a small
+frozen object, made from the models' layers (not their numbers) and the metric. The rest of the
+program asks a family the questions of the protocol `Family`, and never which family it is.
 
 *Constants.* Diagrams over whole trees (see `whole_tree`) pair *all* legs, as if the input were a
 centred Gaussian. A lifted input `(1, x)` is not centred: its mean m holds the constant 1, and the

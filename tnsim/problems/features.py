@@ -2,11 +2,10 @@
 
 The work per model is done once, and K x K inner products are a single matrix product.
 
-A *space* says how a model becomes such a vector, and at which cost.
-Each family of spaces is a function of the kinds of all models and the metric, which returns None
-where it has no vectors for them; the rest of the program uses the protocol `FeatureSpace` and never
-asks which space it is. A space with long vectors is a sum of parts, made in turn: inner
-products are sums over the parts.
+A *space* says how a model becomes such a vector, and at which cost. Each family of spaces is a
+function of the kinds of all models and the metric, which returns None where it has no vectors for
+them; the rest of the program uses the protocol `FeatureSpace` and never asks which space it is. A
+space with long vectors is a sum of parts, made in turn: inner products are sums over the parts.
 
 The families are `polynomial_space` and, for `Frobenius`, `EntrySpace` below. `Frobenius` tells the
 two legs of a bilinear layer apart, so the features are the entries of the (lifted) form as written:

@@ -145,7 +145,8 @@ def _check_layers(model: Model, metric: Metric) -> None:
 def _check_gates(models: Sequence[Model]) -> None:
     """Refuse activations without a kernel of gated units where units meet gated ones.
 
-    Beside gated units plain ones are gated by factors of 1, so one gated model asks it of all.
+    Beside gated units plain ones are gated by factors of 1, so that all activations need such a
+    kernel where one model is gated.
     """
     nonlinear_layers = ([kind for kind in kinds(model) if kind.order > 1] for model in models)
     for meeting in itertools.zip_longest(*nonlinear_layers):  # from the input up, as they meet
@@ -293,7 +294,7 @@ def bias_in_outputs(model: Model) -> Float[Array, " out"] | None:
     return added
 
 
-def _is(number: Any, value: float) -> bool:
+def _equals(number: Any, value: float) -> bool:
     """Whether a number of a residual is known, not traced, and has this value."""
     return isinstance(number, float) and number == value
 
@@ -364,10 +365,10 @@ def _with_residual(
     # The skip reads the layer's input, which is an affine map of the model's input, so it goes into
     # S and c.
     down, constant, linear = units.down, units.constant, None
-    if not _is(scale, 1.0):
+    if not _equals(scale, 1.0):
         down = scale * (np.eye(width) if down is None else down)
         constant = None if constant is None else scale * constant
-    if not _is(skip, 0.0):
+    if not _equals(skip, 0.0):
         linear = skip * (np.eye(width) if state.weight is None else state.weight)
         if state.bias is not None:
             constant = add(skip * state.bias, constant)
@@ -384,10 +385,9 @@ def small_differences(
         D' f(u') - D f(u) = (D' - D) f(u) + D' int_0^1 f'(u_t) dt * (u' - u),
 
     a sum of hidden units and of gated units whose activation is the derivative. Differences are
-    taken where weights change by less than eps^(1/4): the integral is then
-    exact to rounding at two nodes, as the error is of the order of the change to the power 4.
-    Activations with kinks and gated units stay as they are: what cancels between them is counted in
-    the error.
+    taken where weights change by less than eps^(1/4): the integral is then exact to rounding at two
+    nodes, as the error is of the order of the change to the power 4. Activations with kinks and
+    gated units stay as they are: what cancels between them is counted in the error.
 
     Args:
         weighted: Coefficients and functions.

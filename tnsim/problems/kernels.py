@@ -22,7 +22,7 @@ Source:
 
 *Layer over layer.* A model of a single nonlinear layer is a function of hidden units of the input
 (`problems.hidden_units`), and its inner products are exact. `GaussianClosure` takes any number of
-such layers (`Deep`). A model is then a chain of *segments* with one nonlinear layer each, and the
+such layers (`Chain`). A model is then a chain of *segments* with one nonlinear layer each, and the
 states s of one model and t of another that enter segment n are taken for jointly normal, with the
 means and covariances that they have as outputs of segment n - 1 at normal inputs,
 

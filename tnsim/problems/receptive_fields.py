@@ -199,7 +199,7 @@ class FieldSpace(NamedTuple):
         if not self.gaussian:
             return np.zeros(self.d_in), np.ones(self.d_in)
         moments = _independent(metric, self.d_in)
-        assert moments is not None  # else there were no space
+        assert moments is not None  # a space is made only where there are moments
         mean, variances = moments
         return mean, np.sqrt(variances)
 

@@ -19,10 +19,11 @@ few layers do not carry out of range.
 
 *Sequences.* A state is known at a single position, as an average over all positions. Attention
 multiplies states at several positions. Its output is measured as if its five legs were independent,
-which is the tensor's norm as written: with M_q = Q S Q^T and so on, by head, and T = S at the
-position of the query itself and T = m m^T at the other positions,
+which is the tensor's norm as written. Its second moment is a sum over pairs of keys t and t'. With
+T = S for a key with itself, T = m m^T for two different keys, M_q = Q S Q^T, M_k = K T K^T and
+M_v = V T V^T by head,
 
-    S'[d, e] = 1 / d_head^4  sum_t  tr(M_q1 M_k1) tr(M_q2 M_k2) M_v[d, e].
+    S'[d, e] = 1 / d_head^4  sum_tt'  tr(M_q1 M_k1) tr(M_q2 M_k2) M_v[d, e].
 """
 
 from __future__ import annotations
@@ -201,9 +202,9 @@ class MeasuredStates:
                 scores = scores * product.sum(axis=(1, 2))
             return scores[:, None, None] * of_heads("v", key)
 
-        # Keys vary independently around a common mean.
-        # Of the keys^2 pairs of keys in E[z z^T], keys(keys - 1) are two different keys, which have
-        # the means in common and nothing else; the others are a key with itself.
+        # Keys vary independently around a common mean. Of the keys^2 pairs of keys in E[z z^T],
+        # keys(keys - 1) are two different keys, which have the mean in common and nothing else; the
+        # others are a key with itself.
         in_common = keys * max(keys - 1, 0.0) * of_values(xp.outer(self.mean, self.mean))
         heads = keys * of_values(self.second) + in_common
         skip, scale = residual_rule(layer) if isinstance(layer, Residual) else (0.0, 1.0)

@@ -427,8 +427,8 @@ def _up_the_tree(parts: TreeOperands, side: Side) -> Iterator[Definition]:
 def _to_outputs(parts: TreeOperands, side: Side) -> Definition:
     """V[k, h1, h2, ...]: the layers above level 1, from its units to the outputs.
 
-    With two units V is a symmetric matrix for each output. With more units, of four levels, V would
-    have to be symmetrised; trees of so many legs are not planned.
+    With two units V is a symmetric matrix for each output. With more units, of four levels, V is
+    not symmetric as it is written.
     """
     top, tree = parts.depth(side) - 1, parts.trees[side]
     nodes = list(upper_nodes("bra", tree))

@@ -201,14 +201,14 @@ def tag_set(tags: Tags) -> frozenset[str]:
     return frozenset([tags]) if isinstance(tags, str) else frozenset(tags)
 
 
-class Leaf(NamedTuple):
+class LeafArray(NamedTuple):
     """An array that tensors of the networks hold.
 
     Args:
         array: Entries of the array, divided by 2**exponent.
         symmetric: Whether the array was declared symmetric.
         tags: Sets of tags of the tensors that hold the array.
-        exponent: Exponent of the unit of the array, see `contraction.in_units`.
+        exponent: Exponent of the unit of the array, see `in_units`.
     """
 
     array: Any
@@ -231,7 +231,7 @@ class NetworkSum:
     """
 
     problem: Problem
-    leaves: Mapping[str, Leaf]
+    leaves: Mapping[str, LeafArray]
     counts: np.ndarray
     exponent: float
     unit: int
@@ -256,7 +256,7 @@ def network_sum(
     """Read networks as the terms of a sum.
 
     Args:
-        networks, output_inds, shared_tags, symmetric_tags: Arguments of `contraction.contract`.
+        networks, output_inds, shared_tags, symmetric_tags: Arguments of `contract`.
 
     Returns:
         The problem and its arrays.
@@ -308,7 +308,7 @@ def network_sum(
 
 def _as_problem(
     read: list[tuple[float, float, tuple[Operand, ...]]],
-    leaves: dict[str, Leaf],
+    leaves: dict[str, LeafArray],
     outputs: tuple[str, ...],
     sizes: tuple[int, ...] | None,
 ) -> NetworkSum:
@@ -317,7 +317,7 @@ def _as_problem(
         if sizes is None and outputs:
             raise ModelError(f"a sum of no networks says nothing of the sizes of {listed(outputs)}")
         # The sum of no networks is an array of zeros.
-        leaves[ZERO] = Leaf(np.zeros(sizes or ()), False, [])
+        leaves[ZERO] = LeafArray(np.zeros(sizes or ()), False, [])
         read = [(1.0, 0.0, (Operand(ZERO, outputs),))]
     exponent = max(own for _, own, _ in read)
     apart = exponent - min(own for _, own, _ in read)
@@ -354,7 +354,7 @@ class _Leaves:
     """
 
     def __init__(self, shared_tags: Iterable[Tags], symmetric_tags: Iterable[Tags]) -> None:
-        self.found: dict[str, Leaf] = {}
+        self.found: dict[str, LeafArray] = {}
         self._shared = [tag_set(tags) for tags in _tag_groups(shared_tags)]
         self._symmetric = [tag_set(tags) for tags in _tag_groups(symmetric_tags)]
         self._names: dict[int | frozenset[str], str] = {}
@@ -383,7 +383,7 @@ class _Leaves:
         """A complex weight as a tensor without indices, as weights of terms are real."""
         name = f"T{len(self._names)}"
         self._names[frozenset({name})] = name
-        self.found[name] = Leaf(np.asarray(weight, np.complex128), False, [])
+        self.found[name] = LeafArray(np.asarray(weight, np.complex128), False, [])
         return Operand(name, ())
 
     def _add_leaf(self, key: int | frozenset[str], tensor: qtn.Tensor, what: str) -> None:
@@ -396,7 +396,7 @@ class _Leaves:
             check_symmetric(array, what)
         self._names[key] = name
         self._held[name] = tensor.data
-        self.found[name] = Leaf(array, symmetric, [])
+        self.found[name] = LeafArray(array, symmetric, [])
 
 
 def leaf_of(networks: NetworkSum, tags: Tags) -> str:
@@ -510,7 +510,7 @@ def _exponent_of_unit(array: Array) -> Any:
 
 
 def balanced(
-    leaves: Mapping[str, Leaf], counts: Float[np.ndarray, "networks arrays"]
+    leaves: Mapping[str, LeafArray], counts: Float[np.ndarray, "networks arrays"]
 ) -> Scaled[dict[str, Array]]:
     """Arrays without the units that may be taken out of all networks alike.
 
@@ -524,7 +524,7 @@ def balanced(
     Example:
         With networks `A A B` and `A A`, A has a unit and B has not.
 
-        >>> one = Leaf(np.ones(1), False, [])
+        >>> one = LeafArray(np.ones(1), False, [])
         >>> leaves = {"A": one._replace(exponent=3.0), "B": one._replace(exponent=5.0)}
         >>> arrays, exponent = balanced(leaves, np.array([[2.0, 1.0], [2.0, 0.0]]))
         >>> float(arrays["A"][0]), round(float(arrays["B"][0]), 9), round(float(exponent), 9)
@@ -757,7 +757,7 @@ class Expression:
             )
         return finished
 
-    def _sum_on_host(self, leaves: Mapping[str, Leaf], is_scaled: bool) -> tuple[Any, float]:
+    def _sum_on_host(self, leaves: Mapping[str, LeafArray], is_scaled: bool) -> tuple[Any, float]:
         """The sum in the precision of the plan, and the exponent of the power of 2 that it lacks.
 
         Units are those of random arrays. Sums without cancellation, as of positive arrays, grow
@@ -800,7 +800,7 @@ class Expression:
         return bool(lowest < -_half_range(self.plan.dtype))
 
     def _contracted_sum(
-        self, leaves: Mapping[str, Leaf], dtype: str, tier: Tier, is_scaled: bool
+        self, leaves: Mapping[str, LeafArray], dtype: str, tier: Tier, is_scaled: bool
     ) -> tuple[Any, Any]:
         """The sum in a given precision, and the exponent of the power of 2 that the sum lacks."""
         arrays, exponent = {name: leaf.array for name, leaf in leaves.items()}, 0.0
@@ -860,7 +860,7 @@ def _half_range(dtype: str) -> float:
     return -np.finfo(dtype).minexp / 2
 
 
-def _scaled_leaf(leaf: Leaf) -> Leaf:
+def _scaled_leaf(leaf: LeafArray) -> LeafArray:
     """A leaf with its array divided by its unit."""
     array, exponent = in_units(leaf.array)
     return leaf._replace(array=array, exponent=exponent)
@@ -871,7 +871,7 @@ def _unit_of(array: Any) -> float:
     return 0.0 if isinstance(array, Tracer) else float(_exponent_of_unit(array))
 
 
-def _traced_arrays(leaves: Mapping[str, Leaf]) -> list[Tracer]:
+def _traced_arrays(leaves: Mapping[str, LeafArray]) -> list[Tracer]:
     """The arrays that JAX traces."""
     return [leaf.array for leaf in leaves.values() if isinstance(leaf.array, Tracer)]
 

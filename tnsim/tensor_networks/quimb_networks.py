@@ -176,7 +176,7 @@ def network(model: Model, max_tensors: int = MAX_TENSORS) -> qtn.TensorNetwork:
     check_untraced("network", model, instead=AS_EXPRESSION)
     model = in_numpy(model)
     check_models([model], max_tensors)
-    names = {bond_index("A", -1, leg): input_index(leg) for leg in range(model.degree)}
+    names = {bond_index("A", INPUT, leg): input_index(leg) for leg in range(model.degree)}
     names[bond_index("A", len(model.layers) - 1, 0)] = OUT
     return qtn.TensorNetwork(tree_tensors(layer_arrays(model), "A", ())).reindex(names)
 
@@ -231,7 +231,8 @@ def tree_tensors(
         symmetrised: Copies of layers, of any model, that get a symmetriser node.
 
     Returns:
-        Tensors with bonds `names.bond_index(side, layer, copy)`; layer -1 holds the input legs.
+        Tensors with bonds `names.bond_index(side, layer, copy)`; input legs are those of the layer
+        `INPUT`.
     """
     tensors: list[qtn.Tensor] = []
     copies = 1
@@ -467,7 +468,7 @@ def networks(
     Raises:
         TooLarge: Bra and ket together have more than `max_tensors` tensors, or `inner` raises it.
         ModelError: The metric joins no legs (finite measures and `Categorical`), or `inner` raises
-            it. Other than in `inner`, an attention layer may meet a bilinear layer here under the
+            it. Unlike in `inner`, an attention layer may meet a bilinear layer here under the
             Gaussian metrics.
 
     Example:

@@ -267,14 +267,12 @@ def _partitions(variables: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 
 
 class Wick:
-    """Expectations of products of legs and scores.
+    """Expectations of products of legs and scores, each of which is expanded once.
 
     Args:
         name: Prefix of the names of the definitions.
         legs: Covariances and means of the legs.
         stage: Builder that receives the definitions.
-
-    Each expectation is expanded once.
     """
 
     def __init__(self, name: str, legs: RuledMoments, stage: StageBuilder) -> None:
@@ -421,13 +419,13 @@ class Frame(NamedTuple):
 class RuledMoments:
     """Covariances and means of legs as a rule allows them, from which an expansion is made.
 
+    Each moment is found once.
+
     Args:
         legs: Means and covariances without a rule.
         rule: Rule that says which legs may be joined.
         pattern: Pattern with the tuples of positions at which arrays are read; None for all
             positions.
-
-    Each moment is found once.
     """
 
     def __init__(self, legs: Projections, rule: JoiningRule, pattern: Pattern | None) -> None:
