@@ -290,7 +290,6 @@ def _needed_of(stage: Stage, needed: set[str]) -> Stage:
             needed.add(definition.name)
     definitions = tuple(each for each in stage.definitions if each.name in needed)
     names = {definition.name for definition in definitions}
-    needed -= names  # an earlier stage may have intermediates of the same names
     groups = []
     for group in stage.scale_groups:
         groups.append(group if group.definition in names else group._replace(definition=None))
