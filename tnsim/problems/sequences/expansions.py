@@ -64,7 +64,7 @@ from typing import NamedTuple, Self
 import numpy as np
 from jaxtyping import Float, Int
 
-from tnsim.engine.ir.problem import Operand, StageBuilder, Term, renamed
+from tnsim.engine.ir.problem import Operand, StageBuilder, Term, renamed, strip_alias
 from tnsim.names import AT, COUNT, MASK, SLOTS, STREAM, PositionLeaf, Slot
 from tnsim.problems.sequences.notation import (
     FIRST,
@@ -140,8 +140,8 @@ class Pattern(NamedTuple):
         return any(BRA & set(members) and KET & set(members) for members in self.classes)
 
     def at(self, place: int) -> str:
-        """Name of the array AT of a single class."""
-        return str(PositionLeaf(AT, *self, place))
+        """Name of the array AT of a single class, one for all patterns with this array."""
+        return _named_arrays()[_ranks(self, place)]
 
     @property
     def count(self) -> str:
@@ -169,6 +169,22 @@ def _class_orders(pattern: Pattern) -> Int[np.ndarray, "orders classes"]:
             # t <= s; in one class both have equal ranks.
             keep &= ranks[:, pattern.class_of(output)] >= ranks[:, pattern.class_of(key)]
     return ranks[keep]
+
+
+def _ranks(pattern: Pattern, place: int) -> tuple[int, bool, tuple[int, ...]]:
+    """What the array AT of a class follows from: its rank in each order of all classes."""
+    ranks = _class_orders(pattern)[:, place]
+    return len(pattern.classes), pattern.relative, tuple(ranks.tolist())
+
+
+@session_cache
+def _named_arrays() -> dict[tuple[int, bool, tuple[int, ...]], str]:
+    """The name of every array AT by its ranks, after the first pattern that has it."""
+    names: dict[tuple[int, bool, tuple[int, ...]], str] = {}
+    for pattern in _all_patterns():
+        for place in range(len(pattern.classes)):
+            names.setdefault(_ranks(pattern, place), str(PositionLeaf(AT, *pattern, place)))
+    return names
 
 
 def _tuple_count(pattern: Pattern, n_ctx: int) -> int:
@@ -246,6 +262,24 @@ def _tuple_multiplicity(pattern: Pattern, n_ctx: int) -> Float[np.ndarray, "tupl
         moved = outputs[inside] + shift
         count[(inside, *moved.T)] += 1.0
     return count
+
+
+def _all_patterns() -> Iterator[Pattern]:
+    """Every possible pattern, for any length of sequences; all have an output."""
+    first, *others = _in_order(POSITIONS)
+    for size in range(len(POSITIONS)):
+        for chosen in itertools.combinations(others, size):
+            variables = (first, *chosen)
+            bra, ket = _possible_masks("t", variables), _possible_masks("T", variables)
+            masks = ["".join(both) for both in itertools.product(bra, ket)]
+            for classes in _partitions(variables):
+                for mask, relative in itertools.product(masks, (True, False)):
+                    yield Pattern(classes, mask, relative)
+
+
+def _possible_masks(key: str, variables: tuple[str, ...]) -> tuple[str, ...]:
+    """The possible masks of a layer, with or without its key among the variables."""
+    return (CAUSAL, OPEN) if key in variables else (ABSENT,)
 
 
 def _in_order(variables: Iterable[str]) -> tuple[str, ...]:
@@ -487,8 +521,14 @@ class RuledMoments:
         old = tuple(f"x{n}" for n in range(len(operand.indices)))
         new = (*old[:axis], "g", *old[axis + 1 :])
         at = Operand(pattern.at(place), ("g", old[axis]))
-        name = f"{operand.name}.{'|'.join(pattern.classes)}.{place}"
-        packed = self.legs.stage.define(name, new, [Term(1.0, (Operand(operand.name, old), at))])
+        # Moments of a single model are packed in the stage of its mean, under their first name.
+        name = strip_alias(operand.name)
+        packed = self.legs.stage.define(
+            f"{name}.{at.name}",
+            new,
+            [Term(1.0, (Operand(operand.name, old), at))],
+            alias=operand.name[len(name) :],
+        )
         indices = (*operand.indices[:axis], "g", *operand.indices[axis + 1 :])
         return Operand(packed.name, indices)
 

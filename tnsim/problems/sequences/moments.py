@@ -101,8 +101,11 @@ def covariance(expansions: Expansions, head_means: HeadMeans) -> list[Summand]:
         indices = (*positions, "a", "b", FIRST, SECOND)
         terms = [summand.term(indices) for summand in covariances]
         product = (*outputs, stage.define(name, indices, terms, kept=False))
-        # Where memory is short, a plan loops over the pairs of heads: `over`.
         core = (*positions, *OUTPUT_END.values())
+        if names.traced is not None:
+            product = renamed(product, {OUTPUT_END["ket"]: OUTPUT_END["bra"]})
+            core = (*positions, *names.traced)
+        # Where memory is short, a plan loops over the pairs of heads: `over`.
         total = [Term(1.0, product)]
         array = stage.define(f"core.{name}", core, total, kept=False, loop_indices=("a", "b"))
         summands.append(Summand(1.0, (array,), same))
@@ -253,7 +256,7 @@ def _bias_summand(names: BraKet) -> list[Summand]:
 
 
 def output_covariance(
-    step: LayerStep, pair: Pair, means: Means
+    step: LayerStep, pair: Pair, means: Means, traced: tuple[str, ...] | None = None
 ) -> tuple[BraKet, StageBuilder, tuple[Summand, ...]]:
     """The covariance of the outputs of two layers.
 
@@ -261,12 +264,13 @@ def output_covariance(
         step: Step with the layers.
         pair: Model in the bra and model in the ket.
         means: Means of the outputs of both models at this step.
+        traced: Output coordinates that are kept of an inner product; None for a covariance.
 
     Returns:
         The layers in their slots, a builder with the definitions that the summands read, and the
         summands at the positions `outputs` of the layers and the coordinates `k` and `l`.
     """
-    names = BraKet(step, pair, one_position=not _positions_matter(step, pair))
+    names = BraKet(step, pair, one_position=not _positions_matter(step, pair), traced=traced)
     known = frozenset(each.name for mean in means.values() for each in mean.stage.outputs)
     stage = StageBuilder(step.suffix, known=known)
     legs = Projections(names, stage)
@@ -308,7 +312,7 @@ def inner_product(
         Builder with the definitions that the terms read, and the terms of the inner product.
     """
     # E<f, g> = sum_s tr Cov[f[s], g[s]] + <E f[s], E g[s]>, the trace by equal output coordinates.
-    names, builder, summands = output_covariance(step, pair, means)
+    names, builder, summands = output_covariance(step, pair, means, outputs)
     summed = ("s",) if step.positions.n_ctx > 1 else ()  # a single position is counted once
     terms = []
     for summand in (*summands, *_product_of_means(names, means)):

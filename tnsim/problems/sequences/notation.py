@@ -390,10 +390,19 @@ class BraKet:
         step: Layers, and the states below.
         pair: Model in the bra and model in the ket.
         one_position: Whether outputs are needed at equal positions only, both then called `s`.
+        traced: Output coordinates that are kept of an inner product, whose outputs have one; None
+            where both outputs have their own.
     """
 
-    def __init__(self, step: LayerStep, pair: Pair, one_position: bool) -> None:
+    def __init__(
+        self,
+        step: LayerStep,
+        pair: Pair,
+        one_position: bool,
+        traced: tuple[str, ...] | None = None,
+    ) -> None:
         self.step = step
+        self.traced = traced
         self.pair = pair
         self.models: dict[Slot, Side] = {"bra": pair.bra, "ket": pair.ket}
         self.marks: dict[Slot, str] = {
