@@ -398,7 +398,7 @@ class Wick:
             terms = [Term(1.0, product) for product in group]
             name = f"{self.name}.{self._count}"
             self._count += 1
-            values.append((self.stage.define(name, indices, terms, kept=False),))
+            values.append((self.stage.define(name, indices, terms),))
         return tuple(values)
 
 

@@ -100,14 +100,14 @@ def covariance(expansions: Expansions, head_means: HeadMeans) -> list[Summand]:
         name = f"heads.{names.pair.group}.{len(summands)}"
         indices = (*positions, "a", "b", FIRST, SECOND)
         terms = [summand.term(indices) for summand in covariances]
-        product = (*outputs, stage.define(name, indices, terms, kept=False))
+        product = (*outputs, stage.define(name, indices, terms))
         core = (*positions, *OUTPUT_END.values())
         if names.traced is not None:
             product = renamed(product, {OUTPUT_END["ket"]: OUTPUT_END["bra"]})
             core = (*positions, *names.traced)
         # Where memory is short, a plan loops over the pairs of heads: `over`.
         total = [Term(1.0, product)]
-        array = stage.define(f"core.{name}", core, total, kept=False, loop_indices=("a", "b"))
+        array = stage.define(f"core.{name}", core, total, loop_indices=("a", "b"))
         summands.append(Summand(1.0, (array,), same))
     return summands
 
@@ -212,7 +212,7 @@ def output_mean(step: LayerStep, model: Side) -> OutputMean:
     names = BraKet(step, Pair(model, model), one_position=True)
     if names.waits("bra"):
         return OutputMean(step.states.means[model])
-    stage = StageBuilder(step.suffix, kept=True)
+    stage = StageBuilder(step.suffix)
     legs = Projections(names, stage)
     heads, summands = None, []
     if names.kind("bra").mixes_positions:
@@ -271,7 +271,7 @@ def output_covariance(
         summands at the positions `outputs` of the layers and the coordinates `k` and `l`.
     """
     names = BraKet(step, pair, one_position=not _positions_matter(step, pair), traced=traced)
-    known = frozenset(each.name for mean in means.values() for each in mean.stage.outputs)
+    known = frozenset(each.name for mean in means.values() for each in mean.stage.definitions)
     stage = StageBuilder(step.suffix, known=known)
     legs = Projections(names, stage)
     expansions = Expansions(f"wick.{pair.group}", legs)
@@ -293,7 +293,7 @@ def covariance_stage(step: LayerStep, pair: Pair, means: Means) -> tuple[Stage, 
         form = "full"
     axes = COVARIANCE_AXES[form]
     terms = [summand.term(axes) for summand in summands]
-    array = builder.define(f"cov.{pair.group}", axes, terms, kept=True)
+    array = builder.define(f"cov.{pair.group}", axes, terms)
     return builder.stage(), Moment(array.name, form)
 
 
