@@ -195,6 +195,16 @@ def test_attention_of_a_model_with_itself_has_the_plan_of_two_models(layers, onc
     assert list(runs.values()).count(1) == once
 
 
+def test_outputs_of_a_stage_are_read():
+    layer = tnsim.Attention(*[np.eye(2)] * 6, n_heads=1, q1_bias=np.ones(2))
+    models = [tnsim.Model([layer], n_ctx=2) for _ in range(2)]
+    plan = tnsim.plan(*models, METRICS["closure"], cosine=True).contraction
+    for n, stage in enumerate(plan.stages):
+        later = (name for other in plan.stages[n:] for name in other.inputs)
+        scales = (stage.outputs[output] for output, _ in plan.programs[stage.program].scales)
+        assert {*plan.outputs, *later, *scales} >= set(stage.outputs)
+
+
 def test_program_counts():
     """Costs, peak and shapes of a program written by hand: (2x3)(3x4), then times a vector."""
     program = Program(
