@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from tnsim.engine.ir.problem import Operand, Stage, StageBuilder, Term, renamed
@@ -101,11 +102,12 @@ def covariance(expansions: Expansions, head_means: HeadMeans) -> list[Summand]:
         indices = (*positions, "a", "b", FIRST, SECOND)
         terms = [summand.term(indices) for summand in covariances]
         product = (*outputs, stage.define(name, indices, terms))
-        core = (*positions, *OUTPUT_END.values())
-        if names.traced is not None:
+        ends = tuple(OUTPUT_END.values())
+        if names.step.traced is not None:
+            ends = names.step.traced
             product = renamed(product, {OUTPUT_END["ket"]: OUTPUT_END["bra"]})
-            core = (*positions, *names.traced)
         # Where memory is short, a plan loops over the pairs of heads: `over`.
+        core = (*positions, *ends)
         total = [Term(1.0, product)]
         array = stage.define(f"core.{name}", core, total, loop_indices=("a", "b"))
         summands.append(Summand(1.0, (array,), same))
@@ -256,7 +258,7 @@ def _bias_summand(names: BraKet) -> list[Summand]:
 
 
 def output_covariance(
-    step: LayerStep, pair: Pair, means: Means, traced: tuple[str, ...] | None = None
+    step: LayerStep, pair: Pair, means: Means
 ) -> tuple[BraKet, StageBuilder, tuple[Summand, ...]]:
     """The covariance of the outputs of two layers.
 
@@ -264,13 +266,12 @@ def output_covariance(
         step: Step with the layers.
         pair: Model in the bra and model in the ket.
         means: Means of the outputs of both models at this step.
-        traced: Output coordinates that are kept of an inner product; None for a covariance.
 
     Returns:
         The layers in their slots, a builder with the definitions that the summands read, and the
         summands at the positions `outputs` of the layers and the coordinates `k` and `l`.
     """
-    names = BraKet(step, pair, one_position=not _positions_matter(step, pair), traced=traced)
+    names = BraKet(step, pair, one_position=not _positions_matter(step, pair))
     known = frozenset(each.name for mean in means.values() for each in mean.stage.definitions)
     stage = StageBuilder(step.suffix, known=known)
     legs = Projections(names, stage)
@@ -312,7 +313,7 @@ def inner_product(
         Builder with the definitions that the terms read, and the terms of the inner product.
     """
     # E<f, g> = sum_s tr Cov[f[s], g[s]] + <E f[s], E g[s]>, the trace by equal output coordinates.
-    names, builder, summands = output_covariance(step, pair, means, outputs)
+    names, builder, summands = output_covariance(replace(step, traced=outputs), pair, means)
     summed = ("s",) if step.positions.n_ctx > 1 else ()  # a single position is counted once
     terms = []
     for summand in (*summands, *_product_of_means(names, means)):

@@ -350,6 +350,8 @@ class LayerStep:
             ones are still needed.
         with_own: Whether the covariance of each model with itself is computed along with the cross
             term.
+        traced: Output coordinates that an inner product has, summed over equal ones; None for
+            moments.
     """
 
     number: int
@@ -360,6 +362,7 @@ class LayerStep:
     positions: Positions
     mixes_later: bool
     with_own: bool
+    traced: tuple[str, ...] | None = None
 
     @property
     def suffix(self) -> str:
@@ -390,19 +393,10 @@ class BraKet:
         step: Layers, and the states below.
         pair: Model in the bra and model in the ket.
         one_position: Whether outputs are needed at equal positions only, both then called `s`.
-        traced: Output coordinates that are kept of an inner product, whose outputs have one; None
-            where both outputs have their own.
     """
 
-    def __init__(
-        self,
-        step: LayerStep,
-        pair: Pair,
-        one_position: bool,
-        traced: tuple[str, ...] | None = None,
-    ) -> None:
+    def __init__(self, step: LayerStep, pair: Pair, one_position: bool) -> None:
         self.step = step
-        self.traced = traced
         self.pair = pair
         self.models: dict[Slot, Side] = {"bra": pair.bra, "ket": pair.ket}
         self.marks: dict[Slot, str] = {
