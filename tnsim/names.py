@@ -133,20 +133,24 @@ def side_of(leaf: str) -> Side | None:
 
 
 class PositionLeaf(NamedTuple):
-    """Name of an array of a pattern of positions: `COUNT`, or `AT` for a class of it."""
+    """Name of an array of tuples of different positions.
+
+    Args:
+        array: `AT`, which reads arrays at a position of every tuple, or `COUNT`, which says at
+            which outputs a tuple counts.
+        relative: Whether tuples stand for their translates.
+        size: Number of positions of a tuple.
+        ranks: The rank of a position in tuples of every order, for each axis of positions.
+    """
 
     array: str
-    classes: tuple[str, ...]
-    masks: str
     relative: bool
-    place: int | None = None
+    size: int
+    ranks: tuple[str, ...]
 
     def __str__(self) -> str:
         how = "relative" if self.relative else "absolute"
-        words = [self.array, "|".join(self.classes), self.masks, how]
-        if self.place is not None:
-            words.append(str(self.place))
-        return " ".join(words)
+        return " ".join([self.array, how, str(self.size), *self.ranks])
 
     @classmethod
     def of(cls, name: str) -> Self | None:
@@ -154,5 +158,5 @@ class PositionLeaf(NamedTuple):
         array, *words = name.split(" ")
         if array not in (AT, COUNT):
             return None
-        classes, masks, how, *place = words
-        return cls(array, tuple(classes.split("|")), masks, how == "relative", *map(int, place))
+        how, size, *ranks = words
+        return cls(array, how == "relative", int(size), tuple(ranks))

@@ -1,5 +1,7 @@
 """Plans: cost linear in depth and never above the paper's, deterministic, plain data, cached by structure."""
 
+from collections import Counter
+
 import cases
 import numpy as np
 import opt_einsum
@@ -180,14 +182,27 @@ def test_shared_work_is_done_once():
     assert saved == 2 * rank**2 * width
 
 
-def test_attention_of_a_model_with_itself_has_the_plan_of_two_models():
+@pytest.mark.parametrize("layers, once", [("LAL", 3), ("A", 0), ("AA", 1)])
+def test_attention_of_a_model_with_itself_has_the_plan_of_two_models(layers, once):
     eye = np.eye(2)
     block = tnsim.Residual(tnsim.Attention(*[eye] * 6, n_heads=1))
-    layers = tnsim.Linear(eye), block, tnsim.Linear(eye)
-    models = [tnsim.Model(layers, n_ctx=2) for _ in range(2)]
+    kinds = {"L": tnsim.Linear(eye), "A": block}
+    models = [tnsim.Model([kinds[kind] for kind in layers], n_ctx=2) for _ in range(2)]
+    plan = tnsim.plan(*models, METRICS["tree"], cosine=True).contraction
+    # Of attention each program runs for both models or for all pairs, but that of scales between
+    # layers; a step of linear layers is a program.
+    runs = Counter(stage.program for stage in plan.stages)
+    assert list(runs.values()).count(1) == once
+
+
+def test_outputs_of_a_stage_are_read():
+    layer = tnsim.Attention(*[np.eye(2)] * 6, n_heads=1, q1_bias=np.ones(2))
+    models = [tnsim.Model([layer], n_ctx=2) for _ in range(2)]
     plan = tnsim.plan(*models, METRICS["closure"], cosine=True).contraction
-    ends = {name: stage.program for stage in plan.stages for name in stage.outputs}
-    assert len({ends[f"cov.{pair}@1"] for pair in ("AA", "AB", "BB")}) == 1
+    for n, stage in enumerate(plan.stages):
+        later = (name for other in plan.stages[n:] for name in other.inputs)
+        scales = (stage.outputs[output] for output, _ in plan.programs[stage.program].scales)
+        assert {*plan.outputs, *later, *scales} >= set(stage.outputs)
 
 
 def test_program_counts():

@@ -334,7 +334,7 @@ def _token_means(side: Side, kind: TokenKind) -> Iterator[Definition]:
         # Tokens are independent, so the mean over the token y at any other key is a sum with its
         # probability.
         over_keys = (Operand(TOKENS, ("y",)), *_attended_tokens(side, kind, "y", heads))
-        yield Definition(means.name, means.indices, (Term(1.0, over_keys),), kept=False)
+        yield Definition(means.name, means.indices, (Term(1.0, over_keys),))
         own_token = (
             Operand(HERE, ("D",)),
             output,
@@ -344,7 +344,7 @@ def _token_means(side: Side, kind: TokenKind) -> Iterator[Definition]:
         other_tokens = (Operand(model_leaf(side, REACH), ("s", "D")), output, means)
         terms += [Term(1.0, own_token), Term(1.0, other_tokens)]
     mean = _output_mean(side, "k")
-    yield Definition(mean.name, mean.indices, tuple(terms), kept=False)
+    yield Definition(mean.name, mean.indices, tuple(terms))
 
 
 def _before_tails(pair: Pair, kinds: tuple[TokenKind, TokenKind]) -> Definition:
@@ -373,7 +373,7 @@ def _before_tails(pair: Pair, kinds: tuple[TokenKind, TokenKind]) -> Definition:
         )
         terms.append(Term(1.0, (*weights, *jointly, *outputs)))
         terms.append(Term(-1.0, (*weights, *apart, *outputs)))
-    return Definition(_before_tails_name(pair), ("k", "l"), tuple(terms), kept=False)
+    return Definition(_before_tails_name(pair), ("k", "l"), tuple(terms))
 
 
 def _before_tails_name(pair: Pair) -> str:

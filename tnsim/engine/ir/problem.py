@@ -14,7 +14,7 @@ definitions, and the exponent of the scale is carried along (see `ScaleGroup`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -116,7 +116,8 @@ class Definition:
             matrix.
         powers: Pairs (scale group g, power): where the values of g are multiplied by c, the array
             is multiplied by c**power.
-        kept: Whether later stages may read the array; else it is an intermediate of its stage.
+        kept: Whether the array is an output of its stage; else it is an intermediate. `prune` keeps
+            what later stages read.
         loop_indices: Summed indices that may become loops, the first index outermost, where memory
             is short. A turn computes the definition, and all that leads to it, at a single value.
     """
@@ -166,7 +167,7 @@ class Stage:
 
     @property
     def outputs(self) -> tuple[Definition, ...]:
-        """The definitions that later stages may use."""
+        """The definitions that are no intermediates."""
         return tuple(definition for definition in self.definitions if definition.kept)
 
 
@@ -176,7 +177,6 @@ class StageBuilder:
     Args:
         suffix: End of every name; it tells equal quantities of different stages apart.
         known: Names of the definitions of earlier stages.
-        kept: Default for `define`: whether later stages may read a definition.
 
     Example:
         >>> stage = StageBuilder(suffix="@1")
@@ -185,10 +185,9 @@ class StageBuilder:
         ('S@1', 1)
     """
 
-    def __init__(self, suffix: str = "", known: Iterable[str] = (), kept: bool = False) -> None:
+    def __init__(self, suffix: str = "", known: Iterable[str] = ()) -> None:
         self.definitions: list[Definition] = []
         self.suffix = suffix
-        self.kept = kept
         self._known = frozenset(known)
         self._names: set[str] = set()
 
@@ -199,7 +198,6 @@ class StageBuilder:
         terms: Iterable[Term],
         *,
         alias: str = "",
-        kept: bool | None = None,
         loop_indices: tuple[str, ...] = (),
     ) -> Operand:
         """The operand `name[indices]`, newly defined as the sum of `terms` unless it exists.
@@ -209,7 +207,6 @@ class StageBuilder:
             indices: Indices of the array and of the returned operand.
             terms: Summands of the array.
             alias: Suffix of a second name for an array of the stage (see `ALIAS_SUFFIX`).
-            kept: `kept` of the `Definition`; None for the default of the builder.
             loop_indices: Indices whose values are computed in turn (see `Definition`).
 
         Returns:
@@ -221,10 +218,7 @@ class StageBuilder:
         # here.
         if name not in self._known and operand.name not in self._names:
             self._names.add(operand.name)
-            kept = self.kept if kept is None else kept
-            definition = Definition(
-                operand.name, indices, tuple(terms), kept=kept, loop_indices=loop_indices
-            )
+            definition = Definition(operand.name, indices, tuple(terms), loop_indices=loop_indices)
             self.definitions.append(definition)
         return operand
 
@@ -274,22 +268,25 @@ def prune(problem: Problem) -> Problem:
 
 
 def _needed_of(stage: Stage, needed: set[str]) -> Stage:
-    """The needed part of a stage; the names that this part reads are added to `needed`."""
+    """The needed part of a stage; `needed` becomes what this part and later stages read below."""
+    scaled_by = {group.definition for group in stage.scale_groups}
+    outputs, inside = needed | scaled_by, set(needed)
     # Backwards, as readers stand behind what they read.
     for definition in reversed(stage.definitions):
-        if definition.name not in needed:
-            continue
-        for name in names_read([definition]):
-            # An alias needs the array that it is a second name of.
-            needed |= {name, strip_alias(name)}
-    scaled_by = {group.definition for group in stage.scale_groups}
+        if definition.name in inside:
+            inside.update(names_read([definition]))
     # A definition that only gives a scale is kept where it costs no further array, once all that
     # the others read is known.
     for definition in stage.definitions:
-        if definition.name in scaled_by and needed.issuperset(names_read([definition])):
-            needed.add(definition.name)
-    definitions = tuple(each for each in stage.definitions if each.name in needed)
+        if definition.name in scaled_by and inside.issuperset(names_read([definition])):
+            inside.add(definition.name)
+    needed_here = [each for each in stage.definitions if each.name in inside]
+    definitions = tuple([replace(each, kept=each.name in outputs) for each in needed_here])
     names = {definition.name for definition in definitions}
+    # An earlier stage may have intermediates of the same names. An alias needs the array that it is
+    # a second name of.
+    needed -= names
+    needed.update(map(strip_alias, names_read(definitions)))
     groups = []
     for group in stage.scale_groups:
         groups.append(group if group.definition in names else group._replace(definition=None))

@@ -59,12 +59,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from tnsim.engine.ir.problem import Operand, StageBuilder, Term, renamed
+from tnsim.engine.ir.problem import Operand, StageBuilder, Term, renamed, strip_alias
 from tnsim.names import AT, COUNT, MASK, SLOTS, STREAM, PositionLeaf, Slot
 from tnsim.problems.sequences.notation import (
     FIRST,
@@ -105,11 +105,6 @@ class Pattern(NamedTuple):
     masks: str
     relative: bool
 
-    @classmethod
-    def of(cls, leaf: PositionLeaf) -> Self:
-        """The pattern of an array."""
-        return cls(leaf.classes, leaf.masks, leaf.relative)
-
     def class_of(self, variable: str) -> int:
         """Number of the class of a variable."""
         return next(n for n, members in enumerate(self.classes) if variable in members)
@@ -141,19 +136,25 @@ class Pattern(NamedTuple):
 
     def at(self, place: int) -> str:
         """Name of the array AT of a single class."""
-        return str(PositionLeaf(AT, *self, place))
+        return self._array(AT, place)
 
     @property
     def count(self) -> str:
         """Name of the array COUNT."""
-        return str(PositionLeaf(COUNT, *self))
+        return self._array(COUNT, *map(self.class_of, self.outputs))
+
+    def _array(self, array: str, *places: int) -> str:
+        """Name of an array of some classes, the same for all patterns that have this array."""
+        orders = _class_orders(self)
+        ranks = tuple("".join(map(str, orders[:, place])) for place in places)
+        return str(PositionLeaf(array, self.relative, len(self.classes), ranks))
 
 
 def patterns(variables: Iterable[str], masks: str, relative: bool, n_ctx: int) -> Iterator[Pattern]:
     """All patterns of some position variables that occur under the masks."""
     for classes in _partitions(_in_order(variables)):
         pattern = Pattern(classes, masks, relative)
-        if _tuple_count(pattern, n_ctx):
+        if len(_class_orders(pattern)) and _set_count(len(classes), relative, n_ctx):
             yield pattern
 
 
@@ -171,31 +172,24 @@ def _class_orders(pattern: Pattern) -> Int[np.ndarray, "orders classes"]:
     return ranks[keep]
 
 
-def _tuple_count(pattern: Pattern, n_ctx: int) -> int:
-    """Number of tuples: every set of positions in every order; relative sets contain 0."""
-    classes = len(pattern.classes)
-    sets = math.comb(n_ctx, classes)
-    if pattern.relative:
-        sets = math.comb(n_ctx - 1, classes - 1)
-    return len(_class_orders(pattern)) * sets
+def _set_count(size: int, relative: bool, n_ctx: int) -> int:
+    """Number of sets of different positions; relative ones contain 0."""
+    return math.comb(n_ctx - relative, size - relative)
 
 
 @session_cache
-def tuples(pattern: Pattern, n_ctx: int) -> Int[np.ndarray, "tuples classes"]:
-    """All tuples of different positions that the masks allow; relative ones up to translation.
+def _ascending_sets(size: int, relative: bool, n_ctx: int) -> Int[np.ndarray, "sets size"]:
+    """All sets of different positions, ascending; relative ones have the lowest position 0.
 
     Example:
-        >>> tuples(Pattern(("s", "t"), "c-", relative=True), 3).tolist()
-        [[1, 0], [2, 0]]
+        >>> _ascending_sets(2, True, 3).tolist()
+        [[0, 1], [0, 2]]
     """
-    lowest = int(pattern.relative)  # relative: the lowest position is 0, the others are chosen
-    chosen = len(pattern.classes) - lowest
-    # Ascending sets of positions; every allowed order of the classes then permutes the columns.
-    sets = itertools.combinations(range(lowest, n_ctx), chosen)
+    lowest = int(relative)
+    sets = itertools.combinations(range(lowest, n_ctx), size - lowest)
     flat = np.fromiter(itertools.chain.from_iterable(sets), int)
-    ascending = flat.reshape(math.comb(n_ctx - lowest, chosen), chosen)
-    ascending = np.pad(ascending, ((0, 0), (lowest, 0)))
-    return np.concatenate([ascending[:, ranks] for ranks in _class_orders(pattern)])
+    chosen = flat.reshape(_set_count(size, relative, n_ctx), size - lowest)
+    return np.pad(chosen, ((0, 0), (lowest, 0)))
 
 
 def position_shape(name: str, n_ctx: int) -> tuple[int, ...] | None:
@@ -203,9 +197,8 @@ def position_shape(name: str, n_ctx: int) -> tuple[int, ...] | None:
     leaf = PositionLeaf.of(name)
     if leaf is None:
         return None
-    pattern = Pattern.of(leaf)
-    axes = len(pattern.outputs) if leaf.place is None else 1
-    return (_tuple_count(pattern, n_ctx), *(n_ctx,) * axes)
+    count = len(leaf.ranks[0]) * _set_count(leaf.size, leaf.relative, n_ctx)
+    return (count, *(n_ctx,) * len(leaf.ranks))
 
 
 def position_leaves(names: Collection[str]) -> list[str]:
@@ -222,30 +215,17 @@ def position_array(name: str, n_ctx: int) -> Float[np.ndarray, "tuples ..."]:
     """
     leaf = PositionLeaf.of(name)
     assert leaf is not None, name
-    pattern = Pattern.of(leaf)
-    if leaf.place is None:
-        return _tuple_multiplicity(pattern, n_ctx)
-    positions = tuples(pattern, n_ctx)[:, leaf.place]
-    at = np.zeros((len(positions), n_ctx))
-    at[np.arange(len(positions)), positions] = 1.0
-    return at
-
-
-def _tuple_multiplicity(pattern: Pattern, n_ctx: int) -> Float[np.ndarray, "tuples ..."]:
-    """The multiplicity of every tuple at each position of the outputs.
-
-    A tuple of a relative pattern counts with all its translates.
-    """
-    positions = tuples(pattern, n_ctx)
-    outputs = positions[:, [pattern.class_of(variable) for variable in pattern.outputs]]
-    count = np.zeros((len(positions), *(n_ctx,) * len(pattern.outputs)))
-    # A tuple counts at every shift for which its last position stays within the sequence.
-    shifts = n_ctx if pattern.relative else 1
+    sets = _ascending_sets(leaf.size, leaf.relative, n_ctx)
+    # Every order of the positions permutes the columns.
+    places = [np.concatenate([sets[:, int(rank)] for rank in ranks]) for ranks in leaf.ranks]
+    last = np.tile(sets[:, -1], len(leaf.ranks[0]))
+    array = np.zeros((len(last), *(n_ctx,) * len(places)))
+    # A relative tuple counts at every shift for which its last position stays within the sequence.
+    shifts = n_ctx if leaf.relative and leaf.array == COUNT else 1
     for shift in range(shifts):
-        inside = np.flatnonzero(positions.max(axis=1) + shift < n_ctx)
-        moved = outputs[inside] + shift
-        count[(inside, *moved.T)] += 1.0
-    return count
+        inside = np.flatnonzero(last + shift < n_ctx)
+        array[(inside, *[place[inside] + shift for place in places])] = 1.0
+    return array
 
 
 def _in_order(variables: Iterable[str]) -> tuple[str, ...]:
@@ -362,7 +342,7 @@ class Wick:
             terms = [Term(1.0, product) for product in group]
             name = f"{self.name}.{self._count}"
             self._count += 1
-            values.append((self.stage.define(name, indices, terms, kept=False),))
+            values.append((self.stage.define(name, indices, terms),))
         return tuple(values)
 
 
@@ -485,8 +465,14 @@ class RuledMoments:
         old = tuple(f"x{n}" for n in range(len(operand.indices)))
         new = (*old[:axis], "g", *old[axis + 1 :])
         at = Operand(pattern.at(place), ("g", old[axis]))
-        name = f"{operand.name}.{'|'.join(pattern.classes)}.{place}"
-        packed = self.legs.stage.define(name, new, [Term(1.0, (Operand(operand.name, old), at))])
+        # Moments of a single model are packed in the stage of its mean, under their first name.
+        name = strip_alias(operand.name)
+        packed = self.legs.stage.define(
+            f"{name}.{at.name}",
+            new,
+            [Term(1.0, (Operand(operand.name, old), at))],
+            alias=operand.name[len(name) :],
+        )
         indices = (*operand.indices[:axis], "g", *operand.indices[axis + 1 :])
         return Operand(packed.name, indices)
 

@@ -316,7 +316,7 @@ class SequenceFold:
             if pair.bra == pair.ket and mean is not None and step.kinds[pair.bra] is not None:
                 values.append(self.scales.size(step, pair, moment, mean))
         stages.append(Stage(tuple(values), self.scales.after_step(step, above)))
-        self.stages += stages if step.mixes else [_joined_stage(stages, values)]
+        self.stages += stages if step.mixes else [_joined_stage(stages)]
         self.states = above
 
     def close(self, number: int, slices: bool) -> None:
@@ -328,8 +328,7 @@ class SequenceFold:
         for pair in self.pairs:
             builder, terms = inner_product(step, pair, means, outputs)
             stages.append(self.result(step, pair, outputs, builder, terms))
-        results = [stage.definitions[-1] for stage in stages[-len(self.pairs) :]]
-        self.stages += stages if step.mixes else [_joined_stage(stages, results)]
+        self.stages += stages if step.mixes else [_joined_stage(stages)]
 
     def result(
         self,
@@ -373,19 +372,17 @@ class SequenceFold:
         return prune(Problem(tuple(self.stages), shapes, symmetric, outputs))
 
 
-def _joined_stage(stages: Iterable[Stage], outputs: Iterable[Definition]) -> Stage:
-    """The stages of a step as one, of which only the `outputs` are read later.
+def _joined_stage(stages: Iterable[Stage]) -> Stage:
+    """The stages of a step as one.
 
     A step of layers that act position by position has few products: planned together they share
     what they have in common, up to 13% of the multiplications, and equal steps are one program.
     """
-    kept = {definition.name for definition in outputs}
     definitions: dict[str, Definition] = {}
     scales: list[ScaleGroup] = []
     for stage in stages:
         scales += stage.scale_groups
         for each in stage.definitions:
-            each = dataclasses.replace(each, kept=each.name in kept)
             definitions.setdefault(each.name, each)
     return Stage(tuple(definitions.values()), tuple(scales))
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from tnsim.engine.ir.problem import Operand, Stage, StageBuilder, Term, renamed
@@ -100,11 +101,15 @@ def covariance(expansions: Expansions, head_means: HeadMeans) -> list[Summand]:
         name = f"heads.{names.pair.group}.{len(summands)}"
         indices = (*positions, "a", "b", FIRST, SECOND)
         terms = [summand.term(indices) for summand in covariances]
-        product = (*outputs, stage.define(name, indices, terms, kept=False))
+        product = (*outputs, stage.define(name, indices, terms))
+        ends = tuple(OUTPUT_END.values())
+        if names.step.traced is not None:
+            ends = names.step.traced
+            product = renamed(product, {OUTPUT_END["ket"]: OUTPUT_END["bra"]})
         # Where memory is short, a plan loops over the pairs of heads: `over`.
-        core = (*positions, *OUTPUT_END.values())
+        core = (*positions, *ends)
         total = [Term(1.0, product)]
-        array = stage.define(f"core.{name}", core, total, kept=False, loop_indices=("a", "b"))
+        array = stage.define(f"core.{name}", core, total, loop_indices=("a", "b"))
         summands.append(Summand(1.0, (array,), same))
     return summands
 
@@ -209,7 +214,7 @@ def output_mean(step: LayerStep, model: Side) -> OutputMean:
     names = BraKet(step, Pair(model, model), one_position=True)
     if names.waits("bra"):
         return OutputMean(step.states.means[model])
-    stage = StageBuilder(step.suffix, kept=True)
+    stage = StageBuilder(step.suffix)
     legs = Projections(names, stage)
     heads, summands = None, []
     if names.kind("bra").mixes_positions:
@@ -267,7 +272,7 @@ def output_covariance(
         summands at the positions `outputs` of the layers and the coordinates `k` and `l`.
     """
     names = BraKet(step, pair, one_position=not _positions_matter(step, pair))
-    known = frozenset(each.name for mean in means.values() for each in mean.stage.outputs)
+    known = frozenset(each.name for mean in means.values() for each in mean.stage.definitions)
     stage = StageBuilder(step.suffix, known=known)
     legs = Projections(names, stage)
     expansions = Expansions(f"wick.{pair.group}", legs)
@@ -289,7 +294,7 @@ def covariance_stage(step: LayerStep, pair: Pair, means: Means) -> tuple[Stage, 
         form = "full"
     axes = COVARIANCE_AXES[form]
     terms = [summand.term(axes) for summand in summands]
-    array = builder.define(f"cov.{pair.group}", axes, terms, kept=True)
+    array = builder.define(f"cov.{pair.group}", axes, terms)
     return builder.stage(), Moment(array.name, form)
 
 
@@ -308,7 +313,7 @@ def inner_product(
         Builder with the definitions that the terms read, and the terms of the inner product.
     """
     # E<f, g> = sum_s tr Cov[f[s], g[s]] + <E f[s], E g[s]>, the trace by equal output coordinates.
-    names, builder, summands = output_covariance(step, pair, means)
+    names, builder, summands = output_covariance(replace(step, traced=outputs), pair, means)
     summed = ("s",) if step.positions.n_ctx > 1 else ()  # a single position is counted once
     terms = []
     for summand in (*summands, *_product_of_means(names, means)):

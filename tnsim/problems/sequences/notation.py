@@ -43,7 +43,10 @@ from tnsim.engine.ir.problem import ALIAS_SUFFIX, Operand, Term, renamed
 from tnsim.metrics.input_moments import PositionForm
 from tnsim.metrics.orbits import PairingRule
 from tnsim.names import (
+    COVARIANCE,
     IDENTITY,
+    MEAN,
+    ONE,
     ONES,
     SAME_POSITION,
     SCORES,
@@ -347,6 +350,8 @@ class LayerStep:
             ones are still needed.
         with_own: Whether the covariance of each model with itself is computed along with the cross
             term.
+        traced: Output coordinates that an inner product has, summed over equal ones; None for
+            moments.
     """
 
     number: int
@@ -357,6 +362,7 @@ class LayerStep:
     positions: Positions
     mixes_later: bool
     with_own: bool
+    traced: tuple[str, ...] | None = None
 
     @property
     def suffix(self) -> str:
@@ -442,7 +448,7 @@ class BraKet:
 
     def one(self, slot: Slot) -> Operand:
         """The constant 1 in the current scale of the model in a slot."""
-        return Operand(self.step.states.ones[self.models[slot]] + self.marks[slot], ())
+        return Operand(self._marked(self.step.states.ones[self.models[slot]], self.marks[slot]), ())
 
     def ones(self, slot: Slot, count: int) -> Product:
         """A power of the constant 1, which makes a term homogeneous of the layer's order."""
@@ -487,7 +493,7 @@ class BraKet:
         if below is None:
             return None
         position = ("s",) if below.form == "each" else ()
-        return Operand(below.name + self.marks[slot], (*position, coordinate))
+        return Operand(self._marked(below.name, self.marks[slot]), (*position, coordinate))
 
     def state_moment(self, one: Slot, two: Slot) -> Moment:
         """Covariance of the states below two slots as stored: of A with B, never of B with A."""
@@ -499,7 +505,12 @@ class BraKet:
         # In <A|A> moments of the bra's model with itself, of the ket's, and between both are three
         # names of one array, as they would be three arrays for two models.
         mark = self.marks[one] if one == two else 2 * self.marks["ket"]
-        return moment._replace(name=moment.name + mark)
+        return moment._replace(name=self._marked(moment.name, mark))
+
+    @staticmethod
+    def _marked(name: str, mark: str) -> str:
+        """A second name of an array, except of the input, which is one array for two models too."""
+        return name if name in (ONE, MEAN, COVARIANCE) else name + mark
 
     def transposed(self, one: Slot, two: Slot) -> bool:
         """Whether the covariance of two slots is stored the other way round.

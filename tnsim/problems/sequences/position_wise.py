@@ -235,7 +235,7 @@ def covariance(legs: Projections) -> list[Summand]:
     terms = [summand.term(indices) for summand in summands]
     # The sum over matchings is taken between hidden units, so that both output maps are applied
     # once.
-    hidden = legs.stage.define(f"hidden.{names.pair.group}", indices, terms, kept=False)
+    hidden = legs.stage.define(f"hidden.{names.pair.group}", indices, terms)
     return [Summand(1.0, (*bra_down, *ket_down, hidden))]
 
 
