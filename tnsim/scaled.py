@@ -73,7 +73,7 @@ def library(*trees: Any) -> Any:
         >>> library({"weight": np.eye(2)}).__name__
         'numpy'
     """
-    if all(isinstance(tree, np.ndarray | np.generic) for tree in trees):  # the usual case, sooner
+    if all(isinstance(tree, np.ndarray | np.generic | float) for tree in trees):  # usual, sooner
         return np
     return jnp if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(trees)) else np
 
@@ -116,8 +116,9 @@ def magnified(value: ScaledSum, factor: Any) -> ScaledSum:
         >>> magnified(contribution(np.array(2.0), np.array(0.0)), 10.0).size
         np.float64(20.0)
     """
-    factor = library(factor).asarray(factor)
-    return value._replace(size=over_outputs(factor, value.size) * value.size)
+    if np.ndim(factor):
+        factor = over_outputs(factor, value.size)
+    return value._replace(size=factor * value.size)
 
 
 def taken(values: ScaledSum, place: Any) -> ScaledSum:
@@ -354,9 +355,10 @@ def shifted(array: Any, by: Any, out: np.ndarray | None = None) -> Any:
         [12.0]
     """
     on_host = not (isinstance(array, jax.Array) or isinstance(by, jax.Array))
-    is_real = on_host and isinstance(array, np.ndarray) and array.dtype.kind == "f"
+    is_real = on_host and isinstance(array, np.ndarray | np.generic) and array.dtype.kind == "f"
     if is_real and by.ndim == 0:  # in a third of the time
-        return np.ldexp(array, int(by.clip(-_VANISHES, _VANISHES)), out=out) if by else array
+        by = int(min(max(by, -_VANISHES), _VANISHES))  # in a tenth of the time of `clip`
+        return np.ldexp(array, by, out=out) if by else array
     if on_host:
         by = by.clip(-_VANISHES, _VANISHES).astype("int32")
         if not by.any() and np.broadcast_shapes(np.shape(array), by.shape) == np.shape(array):

@@ -186,11 +186,14 @@ class WeakCache:
         Returns:
             The value.
         """
-        with self._changing:
-            entry = self._entry(owner)
-            if key in entry.values:
-                return entry.values[key]
-        value = make()  # outside the lock, as `make` may need other values
+        try:  # without the lock, which only changes need: a tiny comparison looks up 40 values
+            entry = self._entries[owner]
+            value = entry.values[key]
+        except KeyError:
+            value = make()  # outside the lock, as `make` may need other values
+        else:
+            entry.used = next(self._uses)
+            return value
         with self._changing:
             # Not the entry above: it may have been dropped meanwhile, with values of other threads
             # in it that are no longer counted.
