@@ -116,9 +116,7 @@ def magnified(value: ScaledSum, factor: Any) -> ScaledSum:
         >>> magnified(contribution(np.array(2.0), np.array(0.0)), 10.0).size
         np.float64(20.0)
     """
-    if np.ndim(factor):
-        factor = over_outputs(factor, value.size)
-    return value._replace(size=factor * value.size)
+    return value._replace(size=over_outputs(factor, value.size) * value.size)
 
 
 def taken(values: ScaledSum, place: Any) -> ScaledSum:
@@ -181,9 +179,9 @@ def share_of_squares(parts: ScaledSum, norms: ScaledSum) -> Float[np.ndarray, "*
         >>> float(share_of_squares(means, contribution(np.array(50.0), np.array(2.0))))
         0.5
     """
-    own = over_outputs(parts.exponent, parts.mantissa) - np.asarray(norms.exponent)[..., None] / 2
+    one, two = (over_outputs(x, parts.mantissa) for x in (parts.exponent, norms.exponent))
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        shares = (power(parts.mantissa, own) ** 2).sum(axis=-1) / norms.mantissa
+        shares = (power(parts.mantissa, one - two / 2) ** 2).sum(axis=-1) / norms.mantissa
     # A constant function exceeds 1 by rounding.
     return np.where(np.asarray(norms.mantissa) > 0, np.minimum(shares, 1.0), np.nan)
 
@@ -201,8 +199,11 @@ def log_abs(value: ScaledSum) -> Float[Numeric, "*pairs_and_outputs"]:
 
 
 def over_outputs(per_pair: Any, other: Any) -> Any:
-    """An array over pairs, with a last axis of size 1 where the other array is over outputs."""
-    return per_pair[..., None] if np.ndim(per_pair) < np.ndim(other) else per_pair
+    """An array over pairs, with a last axis of size 1 where the other array is over outputs.
+
+    A number, of a single pair, remains one.
+    """
+    return per_pair[..., None] if 0 < np.ndim(per_pair) < np.ndim(other) else per_pair
 
 
 def _own_exponent(value: ScaledSum) -> Any:
