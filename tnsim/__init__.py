@@ -14,6 +14,7 @@ Reading order of the packages: `models`, `metrics`, `problems`, `engine`, `compa
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import lazy_loader
@@ -29,7 +30,15 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'tnsim' has no attribute {name!r}")
-    return _load(name)  # and kept, so that later uses find it without this function
+    # All that an import makes stays, and a full collection on the way takes as long as a tiny
+    # comparison with its imports: it would look through all of JAX and find nothing.
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return _load(name)  # and kept, so that later uses find it without this function
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def __dir__() -> list[str]:

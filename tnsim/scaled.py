@@ -73,7 +73,7 @@ def library(*trees: Any) -> Any:
         >>> library({"weight": np.eye(2)}).__name__
         'numpy'
     """
-    if all(isinstance(tree, np.ndarray | np.generic) for tree in trees):  # the usual case, sooner
+    if all(isinstance(tree, np.ndarray | np.generic | float) for tree in trees):  # usual, sooner
         return np
     return jnp if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(trees)) else np
 
@@ -116,7 +116,6 @@ def magnified(value: ScaledSum, factor: Any) -> ScaledSum:
         >>> magnified(contribution(np.array(2.0), np.array(0.0)), 10.0).size
         np.float64(20.0)
     """
-    factor = library(factor).asarray(factor)
     return value._replace(size=over_outputs(factor, value.size) * value.size)
 
 
@@ -180,9 +179,9 @@ def share_of_squares(parts: ScaledSum, norms: ScaledSum) -> Float[np.ndarray, "*
         >>> float(share_of_squares(means, contribution(np.array(50.0), np.array(2.0))))
         0.5
     """
-    own = over_outputs(parts.exponent, parts.mantissa) - np.asarray(norms.exponent)[..., None] / 2
+    one, two = (over_outputs(x, parts.mantissa) for x in (parts.exponent, norms.exponent))
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        shares = (power(parts.mantissa, own) ** 2).sum(axis=-1) / norms.mantissa
+        shares = (power(parts.mantissa, one - two / 2) ** 2).sum(axis=-1) / norms.mantissa
     # A constant function exceeds 1 by rounding.
     return np.where(np.asarray(norms.mantissa) > 0, np.minimum(shares, 1.0), np.nan)
 
@@ -200,8 +199,11 @@ def log_abs(value: ScaledSum) -> Float[Numeric, "*pairs_and_outputs"]:
 
 
 def over_outputs(per_pair: Any, other: Any) -> Any:
-    """An array over pairs, with a last axis of size 1 where the other array is over outputs."""
-    return per_pair[..., None] if np.ndim(per_pair) < np.ndim(other) else per_pair
+    """An array over pairs, with a last axis of size 1 where the other array is over outputs.
+
+    A number, of a single pair, remains one.
+    """
+    return per_pair[..., None] if 0 < np.ndim(per_pair) < np.ndim(other) else per_pair
 
 
 def _own_exponent(value: ScaledSum) -> Any:
@@ -354,9 +356,10 @@ def shifted(array: Any, by: Any, out: np.ndarray | None = None) -> Any:
         [12.0]
     """
     on_host = not (isinstance(array, jax.Array) or isinstance(by, jax.Array))
-    is_real = on_host and isinstance(array, np.ndarray) and array.dtype.kind == "f"
+    is_real = on_host and isinstance(array, np.ndarray | np.generic) and array.dtype.kind == "f"
     if is_real and by.ndim == 0:  # in a third of the time
-        return np.ldexp(array, int(by.clip(-_VANISHES, _VANISHES)), out=out) if by else array
+        by = int(min(max(by, -_VANISHES), _VANISHES))  # in a tenth of the time of `clip`
+        return np.ldexp(array, by, out=out) if by else array
     if on_host:
         by = by.clip(-_VANISHES, _VANISHES).astype("int32")
         if not by.any() and np.broadcast_shapes(np.shape(array), by.shape) == np.shape(array):

@@ -22,6 +22,7 @@ import tnsim
 import tnsim.models.arrays
 from tnsim.compare import routes
 from tnsim.compare.request import CROSS, Question
+from tnsim.engine.runtime import devices
 from tnsim.problems import receptive_fields
 
 D = 3
@@ -185,3 +186,11 @@ def test_the_table_has_every_route(rng):
     }
     assert found["constants", "standard"] == ("quadrature", "features", "contractions")
     assert found["sparse", "standard"] == ("receptive fields",)
+
+
+def test_free_memory_is_not_looked_up_for_small_models(rng, monkeypatch):
+    """The look-up took a third of a warm comparison, for the batches of a route not taken."""
+    model = tnsim.Model([tnsim.Bilinear(*rng.normal(size=(3, 8, 8))) for _ in "ab"])
+    monkeypatch.setattr(devices, "host_bytes", lambda *args: pytest.fail("memory was looked up"))
+    others = [other.route for other in tnsim.plan(model, model, cosine=True).others]
+    assert others == ["quadrature"] and tnsim.similarity(model, model) == 1

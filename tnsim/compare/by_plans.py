@@ -280,7 +280,8 @@ class Contractions:
             raise TooLarge(f"{beyond}{_SPARSE}") from None
 
 
-class PlannedPair(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class PlannedPair:
     """The inner products of two models, as a plan computes them.
 
     Args:
@@ -288,27 +289,25 @@ class PlannedPair(NamedTuple):
         family: Way in which the models and the metric become a problem.
         wanted: Inner products that are wanted; `SELF` where one plan of a model with itself serves
             for all products.
+        plan: Plan within the budget, which follows from the others.
     """
 
     one: int
     two: int
     family: Family
     wanted: tuple[Pair, ...]
+    plan: Plan = dataclasses.field(compare=False)
 
     @property
     def alone(self) -> bool:
         """Whether the plan is of one model with itself."""
         return self.wanted == SELF
 
-    def plan(self, request: Request) -> Plan:
-        """The plan within the budget of a request, the same object at every call."""
-        return affordable(self.family, self.wanted, request.slices, request.dtype, request.budget)
-
-    def inputs(self, plan: Plan, metric: Metric, d_in: int) -> list[dict[str, Any]]:
+    def inputs(self, metric: Metric, d_in: int) -> list[dict[str, Any]]:
         """The arrays of the inputs by name, at every moment node; once where there are no nodes."""
         nodes = self.family.nodes
         points = (None,) if nodes is None else nodes.points
-        return [self.family.inputs(plan.shapes, metric, d_in, t) for t in points]
+        return [self.family.inputs(self.plan.shapes, metric, d_in, t) for t in points]
 
 
 class Written(NamedTuple):
@@ -456,8 +455,10 @@ def planned_pairs(
         # the last bit.
         alone = a is b or (not traced and same_weights(a, b))
         family = _family_of(a, None if alone else b, request.metric, traced)
-        pairs.append(PlannedPair(one, two, family, SELF if alone else wanted))
-        pairs[-1].plan(request)  # refused before anything runs
+        asked = SELF if alone else wanted
+        # Refused before anything runs.
+        plan = affordable(family, asked, request.slices, request.dtype, request.budget)
+        pairs.append(PlannedPair(one, two, family, asked, plan))
     return pairs
 
 
@@ -528,12 +529,12 @@ def _of_models(
 
     Exponents are relative to the norms where these are computed too, unless asked for as they are.
     """
-    plan, products = pair.plan(request), []
+    products = []
     for result in results:
         if request.slices and pair.family.lifted:  # output 0 is the constant
             values = {name: value[1:] for name, value in result.values.items()}
             result = result._replace(values=values)
-        products.append(_products(plan, result, pair.alone, relative))
+        products.append(_products(pair.plan, result, pair.alone, relative))
     total = products[0]
     nodes = pair.family.nodes
     if nodes is not None:
@@ -557,13 +558,13 @@ def _host_runs(
     pair: PlannedPair, a: Model, b: Model, request: Request, tier: Tier
 ) -> list[execution.Result]:
     """Results of a plan on the host, node by node."""
-    plan = pair.plan(request)
+    plan = pair.plan
     with announced_plans([plan]), execution.precision():
         arrays: dict[str, Any] = {}
         for side, model in by_side(a, None if pair.alone else b).items():
             arrays |= placed_weights(pair.family, side, model, request.dtype, tier)
         arrays = {name: array for name, array in arrays.items() if name in plan.shapes}
-        nodes = pair.inputs(plan, request.metric, a.d_in)
+        nodes = pair.inputs(request.metric, a.d_in)
         if len(nodes) > 1 and runs_together(plan, request.budget):
             # Runs at different nodes read the same weights; the second moment alone differs.
             moments = np.stack([inputs[COVARIANCE] for inputs in nodes])
@@ -576,7 +577,7 @@ def _host_runs(
 
 def _traced_runs(pair: PlannedPair, a: Model, b: Model, request: Request) -> list[execution.Result]:
     """Results inside a trace of the caller's, node by node."""
-    plan, family = pair.plan(request), pair.family
+    plan, family = pair.plan, pair.family
 
     def cast(arrays: dict[str, Any]) -> dict[str, Any]:
         named = {name: array for name, array in arrays.items() if name in plan.shapes}
@@ -585,7 +586,7 @@ def _traced_runs(pair: PlannedPair, a: Model, b: Model, request: Request) -> lis
 
     sides = by_side(a, None if pair.alone else b).items()
     weights = cast(model_weights(family, {side: family.prepare(model) for side, model in sides}))
-    nodes = pair.inputs(plan, request.metric, a.d_in)
+    nodes = pair.inputs(request.metric, a.d_in)
     return [execution.run(plan, weights | cast(inputs), "trace") for inputs in nodes]
 
 

@@ -364,7 +364,7 @@ def _along_plans(
         known.append(made)
     written = [made.value for made in known]
     pairs = planned_pairs(written, moves.places, request, traced=True)
-    layouts = _layouts(pairs, moves, request)
+    layouts = _layouts(pairs, moves)
     fixed = comparison.fixed(moving)
     moved, pullback, others = _arrays(
         form, moves, layouts, tuple(pairs), moving, fixed, unit, gauges
@@ -398,7 +398,7 @@ def _along_plans(
     return value, gradient
 
 
-def _layouts(pairs: Sequence[PlannedPair], moves: Moves, request: Request) -> tuple[_Layout, ...]:
+def _layouts(pairs: Sequence[PlannedPair], moves: Moves) -> tuple[_Layout, ...]:
     """The layouts in which plans read models with moving weights, each once."""
     families: dict[tuple[int, Any], Family] = {}
     names: dict[tuple[int, Any], set[str]] = {}
@@ -407,7 +407,7 @@ def _layouts(pairs: Sequence[PlannedPair], moves: Moves, request: Request) -> tu
             if n in moves.models:
                 key = n, pair.family.layout
                 families.setdefault(key, pair.family)
-                read = (name for name in pair.plan(request).shapes if name.startswith(side))
+                read = (name for name in pair.plan.shapes if name.startswith(side))
                 names.setdefault(key, set()).update(on_side(name, "A") for name in read)
     return tuple(
         _Layout(n, family, frozenset(names[n, layout])) for (n, layout), family in families.items()
@@ -441,10 +441,9 @@ def _arrays(
             made |= {(n, name): array for name, array in of_model.items() if name in names}
         if moves.metric:
             known = in_units_of_inputs(list(models.values()), metric, unit).metric
-            request = form.request(known)
             n = len(layouts)
             for pair in pairs:
-                for inputs in pair.inputs(pair.plan(request), known, models[0].d_in):
+                for inputs in pair.inputs(known, models[0].d_in):
                     made |= {(n, name): array for name, array in inputs.items()}
                     n += 1
         made = {key: jnp.asarray(array, form.dtype) for key, array in made.items()}
@@ -502,7 +501,7 @@ def _runs(
     numbers = {(one.model, one.family.layout): n for n, one in enumerate(layouts)}
     behind = len(layouts)
     for pair in pairs:
-        plan = pair.plan(request)
+        plan = pair.plan
         weights: dict[str, Any] = {}
         places: dict[str, _Key] = {}
         for side, n in by_side(pair.one, None if pair.alone else pair.two).items():
@@ -515,7 +514,7 @@ def _runs(
             for key in made:
                 if key[0] == layout:
                     places[on_side(key[1], side)] = key
-        for inputs in pair.inputs(plan, request.metric, written[0].d_in):
+        for inputs in pair.inputs(request.metric, written[0].d_in):
             own = dict(places)
             if moves.metric:
                 own |= {name: (behind, name) for name in inputs}
@@ -567,7 +566,7 @@ def _answer_of_plans(
         runs = iter(zip(mantissas, exponents, strict=True))
         results = []
         for pair in pairs:
-            plan = pair.plan(request)
+            plan = pair.plan
             results.append([Result(*next(runs), plan.scale_weights) for _ in range(plan.runs)])
         products = products_of(a, b, places, pairs, results, written, request, traced=True)
         return beside_number(form.answer(products, (a, b), request))

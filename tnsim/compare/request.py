@@ -387,7 +387,6 @@ def is_exact(metric: Metric, models: Iterable[Model]) -> bool:
 
 def check_comparison(a: Any, b: Any, metric: Any) -> None:
     """Raise `ModelError` or `UnsupportedLayer` unless the metric can compare the two models."""
-    as_metric(metric)
     degree = highest_degree((a, b))
     if degree > MOST_DEGREE:
         raise ModelError(

@@ -104,7 +104,8 @@ class Round(NamedTuple):
     last_read: tuple[str, ...]
 
 
-def rounds(whole: WholePlan, programs: Sequence[Program], item: int) -> tuple[Round, ...]:
+@per_object_cache
+def rounds(whole: WholePlan, programs: tuple[Program, ...], item: int) -> tuple[Round, ...]:
     """The rounds of a plan; every stage runs in a round after the rounds of the stages it reads.
 
     Rounds hold as many stages as fit in the memory that the stages need one by one.

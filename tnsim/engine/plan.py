@@ -287,7 +287,7 @@ class Plan:
     @cached_property
     def rounds(self) -> tuple[Round, ...]:
         """The rounds of stages that run at once, in their order."""
-        programs = [self.programs[stage.program] for stage in self.stages]
+        programs = tuple(self.programs[stage.program] for stage in self.stages)
         return costs.rounds(self.whole, programs, ITEM_BYTES[self.dtype])
 
     @cached_property

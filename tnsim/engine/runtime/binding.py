@@ -830,7 +830,7 @@ def prepared(whole: WholePlan, item: int, stacks: tuple[Stacked, ...]) -> Prepar
         if key not in made:
             made[key] = BoundStage.of(whole.programs[stage.program], over)
         stages.append(made[key])
-    rounds = costs.rounds(whole, [stage.program for stage in stages], item)
+    rounds = costs.rounds(whole, tuple(stage.program for stage in stages), item)
     return Prepared(tuple(stages), rounds)
 
 

@@ -509,12 +509,15 @@ def seconds_of(
     # pairs.
     axes = max(map(len, over.values()), default=0)
     item = ITEM_BYTES[plan.dtype]
-    stacks, _ = stacked_stages(plan, (side,) * axes, over)
-    ready = prepared(plan.whole, item, stacks)
+    if axes:
+        ready = prepared(plan.whole, item, stacked_stages(plan, (side,) * axes, over)[0])
+        programs, rounds = [stage.program for stage in ready.stages], ready.rounds
+    else:  # a plan that may never run is not bound
+        programs, rounds = [plan.programs[stage.program] for stage in plan.stages], plan.rounds
     threads = 1 + _SHARING * (USUAL_CORES - 1)
     once = _CALLING
-    for each in ready.rounds:
-        alone = [host_seconds(ready.stages[n].program, item) for n in each.stages]
+    for each in rounds:
+        alone = [host_seconds(programs[n], item) for n in each.stages]
         # A round takes at least its longest stage, and at least its work divided over the threads
         # that it may use.
         once += _BOUND * len(alone) + max(max(alone), sum(alone) / min(threads, each.at_once))
