@@ -83,7 +83,7 @@ from tnsim.problems.hidden_units import HiddenUnits, segments
 from tnsim.problems.layer_kinds import Kinds
 from tnsim.problems.layer_tensors import Affine, product
 from tnsim.scaled import SMALLEST, ScaledSum, contribution, larger, library, shifted, split
-from tnsim.sessions import per_object_cache, session
+from tnsim.sessions import per_object_cache
 
 _BLOCK = 2**21
 """Most entries of a block of the kernel, 16 MiB, beside a few arrays of its size in flight."""
@@ -455,9 +455,7 @@ def blocks_at_numbers(a: Prepared, b: Prepared, slopes: bool) -> Blocks:
     """
     if not slopes:
         return tuple(kernel_blocks(a, b))
-    compiled = session().tier == "compile"
-    units = _units_of_blocks(a, b)
-    return tuple(with_slopes(*both, _at_once, compiled) for both in units)
+    return tuple(with_slopes(*both, _at_once) for both in _units_of_blocks(a, b))
 
 
 def slope_bytes(a: Prepared, b: Prepared) -> int:
