@@ -446,15 +446,12 @@ def kernel_blocks(
         yield between(*units, _at_once)
 
 
-def blocks_at_numbers(a: Prepared, b: Prepared, slopes: bool) -> Blocks:
-    """The kernel of all hidden units of two models that are numbers, for traces that are given it.
+def blocks_at_numbers(a: Prepared, b: Prepared) -> Blocks:
+    """The kernel of all hidden units of two models that are numbers, with its slopes.
 
     Args:
         a, b: Models under the same input.
-        slopes: Whether the kernel is differentiated.
     """
-    if not slopes:
-        return tuple(kernel_blocks(a, b))
     return tuple(with_slopes(*both, _at_once) for both in _units_of_blocks(a, b))
 
 
