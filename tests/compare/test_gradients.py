@@ -331,7 +331,7 @@ def test_a_layer_whose_products_have_a_factor_zero(metric, place, rng):
     ["similarity", *(pytest.param(n, marks=pytest.mark.slow) for n in ("inner", "log_inner"))],
 )
 @pytest.mark.parametrize("tier", ["interpret", pytest.param("compile", marks=pytest.mark.slow)])
-def test_a_number_without_digits_is_nan(tier, verb, never_traced, rng, monkeypatch):
+def test_a_number_without_digits_is_nan(tier, verb, rng, monkeypatch):
     """As in a compiled trace: two hidden units that nearly undo each other, in float32."""
     monkeypatch.setattr(tnsim.session(), "tier", tier)
     goal, cancelling = cases.cancelling_copies(rng)
