@@ -256,7 +256,7 @@ class Session:
             memory.
         tier: Way in which plans run on a CPU: "interpret" by NumPy, at once; "compile" by XLA;
             "auto" as "interpret". On other devices and inside traces of JAX all plans are
-            compiled.
+            compiled. With "compile" a step of training is one program, as inside `jax.jit`.
 
     Raises:
         ModelError: The tier is none of the three.

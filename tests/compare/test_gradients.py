@@ -126,12 +126,14 @@ def test_first_derivatives_by_every_transform(weights, cosine, never_traced, rng
 @pytest.mark.sampled(quick=0, slow=1)
 @pytest.mark.parametrize("x64", [True, False])
 def test_a_compiled_trace_has_the_same_derivatives(weights, cosine, x64):
-    """In the types that a trace gives, whether the gradient is compiled or the cosine."""
+    """In the types that a trace gives, whether the gradient, the cosine or the tier is compiled."""
     rtol, reason = (1e-11, None) if x64 else (1e-4, "float32")
     with jax.enable_x64(x64):
         given = [jnp.asarray(x, float) for x in weights]
         value, gradient = jax.value_and_grad(cosine)(given)
-        for compiled in (jax.jit(jax.value_and_grad(cosine)), jax.value_and_grad(jax.jit(cosine))):
+        by_tier = tnsim.using(tnsim.Session(tier="compile"))(jax.value_and_grad(cosine))
+        in_traces = jax.jit(jax.value_and_grad(cosine)), jax.value_and_grad(jax.jit(cosine))
+        for compiled in (by_tier, *in_traces):
             found, slopes = compiled(given)
             assert found.dtype == value.dtype
             assert_close(found, value, scale=1.0, rtol=rtol, limited_by=reason)
@@ -328,8 +330,10 @@ def test_a_layer_whose_products_have_a_factor_zero(metric, place, rng):
     "verb",
     ["similarity", *(pytest.param(n, marks=pytest.mark.slow) for n in ("inner", "log_inner"))],
 )
-def test_a_number_without_digits_is_nan(verb, never_traced, rng):
+@pytest.mark.parametrize("tier", ["interpret", pytest.param("compile", marks=pytest.mark.slow)])
+def test_a_number_without_digits_is_nan(tier, verb, rng, monkeypatch):
     """As in a compiled trace: two hidden units that nearly undo each other, in float32."""
+    monkeypatch.setattr(tnsim.session(), "tier", tier)
     goal, cancelling = cases.cancelling_copies(rng)
     for size, is_known in ((1.0, True), (1e6, False)):
         value, gradient = jax.value_and_grad(lambda a: VERBS[verb](a, goal))(cancelling(size))
@@ -338,26 +342,33 @@ def test_a_number_without_digits_is_nan(verb, never_traced, rng):
 
 
 @pytest.mark.slow
-def test_the_way_back_counts_in_the_budget(rng):
+@pytest.mark.parametrize("tier", ["interpret", "compile"])
+def test_the_way_back_counts_in_the_budget(tier, rng):
     a, b = (tnsim.Model([tnsim.Bilinear(*rng.normal(size=(3, 8, 8)))]) for _ in range(2))
     plan = tnsim.plan(a, b, cosine=True).contraction
-    limits = {"memory_bytes": plan.interpreted_bytes}, {"multiplications": plan.multiplications}
+    memory = plan.peak_bytes if tier == "compile" else plan.interpreted_bytes
+    limits = {"memory_bytes": memory}, {"multiplications": plan.multiplications}
     for limit in limits:
         budget = tnsim.Budget(**limit)
         tnsim.similarity(a, b, budget=budget)
         # In the precision of the budget's plan: JAX differentiates in float32 else.
-        with jax.enable_x64(True), refused("with its gradients needs", tnsim.TooLarge):
+        with (
+            tnsim.using(tnsim.Session(tier=tier)),
+            jax.enable_x64(True),
+            refused("with its gradients needs", tnsim.TooLarge),
+        ):
             jax.grad(lambda m, budget=budget: tnsim.similarity(m, b, budget=budget))(a)
 
 
 @pytest.mark.slow
-def test_steps_of_training_trace_nothing_anew(weights, cosine, monkeypatch):
+@pytest.mark.parametrize("tier", ["interpret", "compile"])
+def test_steps_of_training_trace_nothing_anew(tier, weights, cosine, monkeypatch):
     optax = pytest.importorskip("optax")
     adam = optax.adam(0.05)
     traces = []
     traced = Form.traced
     monkeypatch.setattr(Form, "traced", lambda *given: traces.append(0) or traced(*given))
-    with jax.enable_x64(True):
+    with jax.enable_x64(True), tnsim.using(tnsim.Session(tier=tier)):
         state, values = adam.init(weights), []
         for _ in range(20):
             value, gradient = jax.value_and_grad(lambda x: 1 - cosine(x))(weights)

@@ -416,28 +416,24 @@ def between(pairing: Pairing, first: Expanded, second: Expanded, together: Toget
     return Kernel(values, *map(jax.lax.stop_gradient, bounds))
 
 
-def with_slopes(
-    pairing: Pairing, first: Expanded, second: Expanded, together: Together, compiled: bool
-) -> Kernel:
+def with_slopes(pairing: Pairing, first: Expanded, second: Expanded, together: Together) -> Kernel:
     """The kernel of units that are numbers, and its slopes, for `as_function`.
 
     Args:
         pairing: The activations, and what stands beside them.
         first, second: Units of the rows and of the columns.
         together: Function that runs independent tasks.
-        compiled: Whether a compiled program is taken, which compiles for up to a minute and is up
-            to twice as fast.
     """
-    on_host = first.side is not None and second.side is not None
-    if not on_host:
-        first, second = (units.in_trace(units.unit.dtype) for units in (first, second))
-    cross = pairing.cross(first, second)
-    if compiled or not on_host:
+    if first.side is None or second.side is None:
         # The program is kept by the activations and the numbers of units: the kernels of a
         # comparison and its norms share it. It makes coefficients and their slopes itself.
-        first, second = (replace(units, side=None) for units in (first, second))
+        first, second = (
+            replace(units.in_trace(units.unit.dtype), side=None) for units in (first, second)
+        )
+        cross = pairing.cross(first, second)
         (values, *slopes), bounds = _in_blocks(pairing, True, first, second, cross)
         return Kernel(values, *bounds, slopes=tuple(slopes))
+    cross = pairing.cross(first, second)
     first, second = (_with_tables_of_slopes(pairing, units) for units in (first, second))
     (values, *slopes), bounds = _in_tiles(pairing, first, second, cross, together, True)
     return Kernel(values, *bounds, tuple(slopes))

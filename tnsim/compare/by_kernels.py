@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -73,6 +74,7 @@ from tnsim.problems.kernels import (
 )
 from tnsim.problems.layer_kinds import kinds, nonlinear
 from tnsim.scaled import ScaledSum, scaled_terms
+from tnsim.sessions import session
 
 STARTING, _SERIES, _PRODUCTS = 0.06, 3.2e8, 1.5e10
 """Seconds before the first kernel; multiplications of series, entry by entry, and of matrix
@@ -249,21 +251,24 @@ class GivenKernels(NamedTuple):
     Args:
         models: Models that are not differentiated, prepared, by their numbers in the comparison.
         kernels: Kernels of pairs of models by their numbers, at every distinct position.
+        products: Inner products of pairs of these models, by their numbers.
         roots: Roots of the covariances in whose coordinates these models are; None where the trace
             makes them.
     """
 
     models: Mapping[int, PreparedModel] = {}
     kernels: Mapping[tuple[int, int], Sequence[Blocks]] = {}
+    products: Mapping[tuple[int, int], ScaledSum] = {}
     roots: tuple[Any, ...] | None = None
 
 
 def kernels_at_numbers(
     models: Sequence[Model], moving: Collection[int], places: Places, request: Request
 ) -> GivenKernels:
-    """The kernels of a comparison as numbers, with their slopes.
+    """The kernels of a comparison as numbers, with their slopes, and products without any.
 
     A trace of the formulas of kernels would compile for ten seconds, of gated units for a minute.
+    Where a session asks for compiled plans, it is made all the same.
 
     Args:
         models: Distinct models of both sums, as numbers.
@@ -281,19 +286,25 @@ def kernels_at_numbers(
         under(model, metric, KERNEL_DTYPE) if n in moving else prepared_under(model, metric)
         for n, model in enumerate(models)
     ]
-    kernels, taken = {}, 0
+    kernels, products, taken = {}, {}, 0
     for m, n in pairs_of_models(places, request.squared_norms):
-        slopes = m in moving or n in moving
-        both = list(zip(prepared[m].positions, prepared[n].positions, strict=True))
-        if slopes:
-            taken += sum(slope_bytes(one.first, two.first) for one, two in both)
-            _check_slopes(taken, prepared[m], prepared[n], request.budget)
-        kernels[m, n] = tuple(blocks_at_numbers(one.first, two.first, slopes) for one, two in both)
+        one, two = prepared[m], prepared[n]
+        if m not in moving and n not in moving:
+            key = product_of, content(metric), request.slices, request.dtype
+            make = partial(product_of, one, two, request.slices, request.dtype)
+            made = kept_with(models[m], key, make) if m == n else make()
+            products[m, n] = host_sum(made)
+            continue
+        both = [(x.first, y.first) for x, y in zip(one.positions, two.positions, strict=True)]
+        taken += sum(itertools.starmap(slope_bytes, both))
+        _check_slopes(taken, one, two, request.budget)
+        if session().tier != "compile":
+            kernels[m, n] = tuple(itertools.starmap(blocks_at_numbers, both))
     fixed = {n: one for n, one in enumerate(prepared) if n not in moving}
     # Constants in float64 beside the trace give it no further digits.
     fixed = jax.tree.map(lambda array: np.asarray(array, request.dtype), fixed)
     roots = roots_of(metric, (models[0].d_in, models[0].n_ctx)) if fixed else None
-    return GivenKernels(fixed, kernels, roots)
+    return GivenKernels(fixed, kernels, products, roots)
 
 
 def _check_slopes(taken: int, one: PreparedModel, two: PreparedModel, budget: Budget) -> None:
@@ -329,8 +340,10 @@ def traced_products(
     )
     products: dict[tuple[int, int], ScaledSum] = {}
     for m, n in pairs_of_models(places, request.squared_norms):
-        known = given.kernels.get((m, n), ())
-        made = product_of(prepared[m], prepared[n], request.slices, request.dtype, known)
+        made = given.products.get((m, n))
+        if made is None:
+            known = given.kernels.get((m, n), ())
+            made = product_of(prepared[m], prepared[n], request.slices, request.dtype, known)
         products[m, n] = products[n, m] = made
     values = over_terms(bra, ket, lambda m, n: products[m, n], request.squared_norms)
     # Constants in float64 beside the trace give it no further digits.

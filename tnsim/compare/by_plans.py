@@ -577,6 +577,18 @@ def _host_runs(
 
 def _traced_runs(pair: PlannedPair, a: Model, b: Model, request: Request) -> list[execution.Result]:
     """Results inside a trace of the caller's, node by node."""
+    arrays = traced_arrays(pair, a, b, request)
+    return [execution.run(pair.plan, own, "trace") for own in arrays]
+
+
+def traced_arrays(pair: PlannedPair, a: Model, b: Model, request: Request) -> list[dict[str, Any]]:
+    """The arrays of a pair's plan inside a trace, node by node.
+
+    Args:
+        pair: Pair of models.
+        a, b: Its models in scientific notation.
+        request: Request for the sums, its metric in the units of the inputs.
+    """
     plan, family = pair.plan, pair.family
 
     def cast(arrays: dict[str, Any]) -> dict[str, Any]:
@@ -587,7 +599,7 @@ def _traced_runs(pair: PlannedPair, a: Model, b: Model, request: Request) -> lis
     sides = by_side(a, None if pair.alone else b).items()
     weights = cast(model_weights(family, {side: family.prepare(model) for side, model in sides}))
     nodes = pair.inputs(request.metric, a.d_in)
-    return [execution.run(plan, weights | cast(inputs), "trace") for inputs in nodes]
+    return [weights | cast(inputs) for inputs in nodes]
 
 
 def _products(

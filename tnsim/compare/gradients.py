@@ -7,11 +7,12 @@ A comparison is a function of weights in three steps:
     answer     a number of the inner products
 
 Where the numbers are at hand, the block runs as it does without derivatives, and has a rule of its
-own: plans run in their tiers, and derivatives pass along their pullbacks; kernels and their slopes
-are tables of NumPy. The two other steps are small compiled programs, kept under the structure of
-the comparison (`Form`), and the chain rule joins the three. Units, bases of bonds and how far sums
-cancel are found by numbers first; the function does not depend on them, so derivatives take them as
-constants (`Gauge`, `Written`). Models without moving weights are prepared as ever, once.
+own: plans run in NumPy, or on a device, and derivatives pass along their pullbacks; kernels and
+their slopes are tables. The two other steps are small compiled programs, kept under the structure
+of the comparison (`Form`), and the chain rule joins the three. Units, bases of bonds and how far
+sums cancel are found by numbers first; the function does not depend on them, so derivatives take
+them as constants (`Gauge`, `Written`). Models without moving weights are prepared as ever, once.
+Where a session asks for compiled plans, all this is one program, as it is inside `jax.jit`.
 
 *In JAX* (`differentiated`). A function that is differentiated and not compiled is called with
 numbers at hand. Its derivative along a change of the weights is the inner product of gradient and
@@ -29,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -46,6 +47,7 @@ from tnsim.compare.by_plans import (
     announced_plans,
     planned_pairs,
     products_of,
+    traced_arrays,
 )
 from tnsim.compare.by_points import at_traced_points
 from tnsim.compare.operands import (
@@ -56,12 +58,18 @@ from tnsim.compare.operands import (
     numbered_models,
     placed_weights,
 )
-from tnsim.compare.request import Answer, Question, Request, check_comparison
+from tnsim.compare.request import (
+    Answer,
+    InnerProducts,
+    Question,
+    Request,
+    check_comparison,
+)
 from tnsim.compare.routes import inner_products, routes_of
 from tnsim.engine.plan import Plan
 from tnsim.engine.planner import Budget, check_pullbacks
 from tnsim.engine.runtime import execution
-from tnsim.engine.runtime.compiling import compiler_options
+from tnsim.engine.runtime.compiling import CompiledProgram, compiler_options
 from tnsim.engine.runtime.execution import Result, tier_in_use
 from tnsim.engine.runtime.gradients import gradients, pulled_back, run_kept
 from tnsim.metrics.protocol import Metric, WeightedPoints
@@ -71,8 +79,16 @@ from tnsim.models.model import AnyModel, Model, is_constant, terms
 from tnsim.models.scaling import Unit
 from tnsim.names import on_side
 from tnsim.problems.families import Family, by_side
-from tnsim.problems.units import Gauge, in_gauge, in_units_of_inputs, units_of_inputs
+from tnsim.problems.units import (
+    Gauge,
+    ScaledModel,
+    in_gauge,
+    in_units_of_inputs,
+    units_of_inputs,
+)
+from tnsim.sessions import session
 
+_K = TypeVar("_K")
 Weights = dict[int, Float[jax.Array, "..."]]
 """Arrays by their number among the leaves of (a, b, metric)."""
 
@@ -80,7 +96,9 @@ Weights = dict[int, Float[jax.Array, "..."]]
 _Key: TypeAlias = tuple[int, str]
 """Number of a layout, or behind all layouts of a run, and the name of an array there."""
 _Arrays: TypeAlias = dict[_Key, Any]
-_Given: TypeAlias = WeightedPoints | GivenKernels
+_Given: TypeAlias = "WeightedPoints | GivenKernels | _GivenModels"
+_REGIONS = 1000
+"""Regions of code of a step's program: 240 of a bilinear layer, 1,400 of attention."""
 
 
 @dataclass(frozen=True)
@@ -276,32 +294,60 @@ def number_and_pullback(
     (route,) = routes_of(
         Question(tuple(models), metric, request.pairs, False, request.dtype, traced=True)
     )
+    moves = comparison.moves(moving)
+    which = frozenset(range(len(models))) if moves.metric else moves.models
     with np.errstate(all="ignore"):
         if isinstance(route, Kernels):
-            moves = comparison.moves(moving)
-            which = frozenset(range(len(models))) if moves.metric else moves.models
             given = kernels_at_numbers(models, which, moves.places, request)
-            return _in_one_program(comparison, moves.places, moving, given)
-        return _along_plans(comparison, models, request, moving)
+        elif session().tier == "compile":
+            given = _given_models(models, which, request)
+        else:
+            return _along_plans(comparison, models, request, moving)
+        return _in_one_program(comparison, moves.places, moving, given)
 
 
-# Points and kernels: the block is a part of the answer's program, or is given to it.
+# Points, kernels and whatever a session compiles: the block is a part of the answer's program, or
+# is given to it.
+
+
+class _GivenModels(NamedTuple):
+    """What the trace of a comparison along plans is given.
+
+    Attributes:
+        unit: Exponents of the units of the inputs, None where all are 0.
+        models: Models that are not differentiated, in scientific notation, by number.
+    """
+
+    unit: Unit | None
+    models: dict[int, ScaledModel]
+
+
+def _given_models(models: Sequence[Model], moving: Collection[int], request: Request) -> _Given:
+    """The models without moving weights, prepared as ever."""
+    unit = units_of_inputs(models, request.metric)
+    units = in_units_of_inputs(models, request.metric, unit)
+    fixed = {n: in_units(m, units, False) for n, m in enumerate(models) if n not in moving}
+    return _GivenModels(unit, fixed)
 
 
 def _in_one_program(
     comparison: Comparison, places: Any, moving: Weights, given: _Given
 ) -> tuple[tuple[Any, Any], Callable[[], Weights]]:
-    """The number at some points or of kernels, and its gradient, which is there already."""
+    """The number and its gradient, which is there already, by a program that the session keeps."""
     fixed = comparison.fixed(moving)
-    value, own = _with_gradient(comparison.form, places, moving, fixed, given)
+    function = partial(_with_gradient, comparison.form, places)
+    program = session().programs.get(
+        (_in_one_program, comparison.form, places),
+        lambda: CompiledProgram(_REGIONS, _compiled()(function)),
+    )
+    value, own = program.run(moving, fixed, given)
     return jax.block_until_ready(value), lambda: own
 
 
-@_compiled(static_argnums=(0, 1))
 def _with_gradient(
     form: Form, places: Places, moving: Weights, fixed: Weights, given: _Given
 ) -> tuple[tuple[Any, Any], Weights]:
-    """The number at some points or of given kernels, and its gradient."""
+    """The number at some points, of kernels or along plans, and its gradient."""
 
     def number(weights: Weights) -> tuple[Any, Any]:
         a, b, metric = form.traced(fixed | weights)
@@ -309,11 +355,33 @@ def _with_gradient(
         if isinstance(given, WeightedPoints):
             a, b = (by_differences(model, form.dtype) for model in (a, b))
             products = at_traced_points(a, b, given)
-        else:
+        elif isinstance(given, GivenKernels):
             products = traced_products(a, b, places, request, given)
+        else:
+            products = _along_traced_plans(a, b, places, request, given)
         return beside_number(form.answer(products, (a, b), request))
 
     return jax.value_and_grad(number, has_aux=True)(moving)
+
+
+def _along_traced_plans(
+    a: AnyModel, b: AnyModel, places: Places, request: Request, given: _GivenModels
+) -> InnerProducts:
+    """The inner products of plans that are a part of the trace."""
+    models = by_number(a, b, places)
+    units = in_units_of_inputs(list(models.values()), request.metric, given.unit)
+    request = request._replace(metric=units.metric)
+    known = [given.models.get(n) or in_units(m, units, False) for n, m in models.items()]
+    pairs = planned_pairs([made.value for made in known], places, request, traced=True)
+    results, pullbacks = [], []
+    for pair in pairs:
+        plan = pair.plan
+        arrays = traced_arrays(pair, known[pair.one].value, known[pair.two].value, request)
+        pullbacks += [pulled_back(plan, _varying(own)) for own in arrays]
+        results.append([execution.run(plan, own, "trace") for own in arrays])
+    check_pullbacks(pullbacks, request.budget, pullbacks[0].forward.metric, ADVICE)
+    written = Written.of(known, traced=True)
+    return products_of(a, b, places, pairs, results, written, request, traced=True)
 
 
 # Plans: arrays, block, answer.
@@ -455,18 +523,18 @@ def _arrays(
     return moved, pullback, others
 
 
-def _varying(arrays: _Arrays) -> frozenset[_Key]:
+def _varying(arrays: Mapping[_K, Any]) -> frozenset[_K]:
     """Keys of the arrays that depend on what JAX differentiates with respect to.
 
     A step that moves the last of eight layers of width 256 takes 174 ms, 273 with all arrays moved.
     """
-    varying: list[_Key] = []
+    varying: list[_K] = []
 
     @jax.custom_vjp
-    def asked(arrays: _Arrays) -> jax.Array:
+    def asked(arrays: Mapping[_K, Any]) -> jax.Array:
         return jnp.zeros(())
 
-    def forward(arrays: dict[_Key, Any]) -> tuple[jax.Array, None]:
+    def forward(arrays: dict[_K, Any]) -> tuple[jax.Array, None]:
         varying.extend(key for key, array in arrays.items() if array.perturbed)
         return jnp.zeros(()), None
 

@@ -83,7 +83,7 @@ from tnsim.problems.hidden_units import HiddenUnits, segments
 from tnsim.problems.layer_kinds import Kinds
 from tnsim.problems.layer_tensors import Affine, product
 from tnsim.scaled import SMALLEST, ScaledSum, contribution, larger, library, shifted, split
-from tnsim.sessions import per_object_cache, session
+from tnsim.sessions import per_object_cache
 
 _BLOCK = 2**21
 """Most entries of a block of the kernel, 16 MiB, beside a few arrays of its size in flight."""
@@ -446,18 +446,13 @@ def kernel_blocks(
         yield between(*units, _at_once)
 
 
-def blocks_at_numbers(a: Prepared, b: Prepared, slopes: bool) -> Blocks:
-    """The kernel of all hidden units of two models that are numbers, for traces that are given it.
+def blocks_at_numbers(a: Prepared, b: Prepared) -> Blocks:
+    """The kernel of all hidden units of two models that are numbers, with its slopes.
 
     Args:
         a, b: Models under the same input.
-        slopes: Whether the kernel is differentiated.
     """
-    if not slopes:
-        return tuple(kernel_blocks(a, b))
-    compiled = session().tier == "compile"
-    units = _units_of_blocks(a, b)
-    return tuple(with_slopes(*both, _at_once, compiled) for both in units)
+    return tuple(with_slopes(*both, _at_once) for both in _units_of_blocks(a, b))
 
 
 def slope_bytes(a: Prepared, b: Prepared) -> int:
