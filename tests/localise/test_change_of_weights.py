@@ -551,6 +551,8 @@ def test_networks_without_common_weights_are_warned_of():
     a = deep(nn.ReLU)
     # The same function but for small moves, with hidden units in other orders.
     b = permuted(permuted(moved(a, generator(7), size=0.01), 0), 2)
+    for net in (a, b):
+        net.register_buffer("frozen", torch.ones(1))
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         found = tnsim.change(a, b, tnsim.Empirical(X))

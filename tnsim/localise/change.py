@@ -509,9 +509,10 @@ def _change(a: Any, b: Any, metric: Metric, question: _Question) -> Change:
         exchanges,
     )
     # Exchanged weights mean little between networks without a common ancestor.
-    may_tell = exchanges.how and not callable(of) and len(exchanges.labels) > 1
-    if may_tell and (found.removed > split.total).all():
-        found = dataclasses.replace(found, caveats=(*found.caveats, _NO_LINEAGE))
+    if exchanges.how and not callable(of) and len(exchanges.labels) > 1:
+        back = found.removed[found.removed > 0]  # what is frozen, or no weight, breaks nothing
+        if len(back) > 1 and (back > split.total).all():
+            found = dataclasses.replace(found, caveats=(*found.caveats, _NO_LINEAGE))
     return found
 
 
