@@ -484,8 +484,9 @@ def _changes(run: Any, metric: Metric, question: _Question) -> ChangeSeries:
         raise ModelError("all checkpoints are the same function: there is no change to split")
     if any(names != known[0] for names in known):
         raise ModelError(
-            "the checkpoints have different components, such as a bias of units that only some "
-            "have, so that no table holds them; use by='layer'"
+            "the checkpoints have different components, such as a bias of units or an adapter that "
+            "only some have, so that no table holds them: of models use by='layer', and adapters "
+            "are merged by merge_and_unload()"
         )
     return ChangeSeries(labels[1:], tuple(each), known[0])
 
