@@ -16,6 +16,7 @@ from refusals import refused
 from seeds import generator
 
 import tnsim
+from tnsim.compare.numbers import jackknife_error
 from tnsim.localise.change_of_weights import CLOSE, groups_of
 
 torch = pytest.importorskip("torch")
@@ -546,11 +547,32 @@ def test_biases_that_begin_as_zeros_change_as_weights_do(layers):
             assert_close(found.removed, back, rtol=1e-12)
 
 
+@pytest.mark.filterwarnings("ignore:putting back any single component")
+def test_standard_errors_of_a_similarity_are_those_of_its_norms_too():
+    # One pair, of which the terms with norms held fixed have seven times the error of the shares.
+    torch.manual_seed(0)
+    a = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    b = copy.deepcopy(a)
+    with torch.no_grad():
+        for weight in b.parameters():
+            weight += 0.3 * torch.randn(weight.shape)
+    x = 3 + np.random.default_rng(0).normal(size=(8, 3))
+
+    def split(inputs):
+        return tnsim.change(a, b, tnsim.Empirical(inputs), of="similarity")
+
+    left_out = np.array([split(np.delete(x, n, 0)).share for n in range(8)])
+    wanted = jackknife_error(left_out)
+    assert_close(split(x).standard_error, wanted, rtol=0.3, limited_by="terms of second order")
+
+
 @pytest.mark.slow
 def test_networks_without_common_weights_are_warned_of():
     a = deep(nn.ReLU)
     # The same function but for small moves, with hidden units in other orders.
     b = permuted(permuted(moved(a, generator(7), size=0.01), 0), 2)
+    for net in (a, b):
+        net.register_buffer("frozen", torch.ones(1))
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         found = tnsim.change(a, b, tnsim.Empirical(X))

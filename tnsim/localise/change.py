@@ -484,8 +484,9 @@ def _changes(run: Any, metric: Metric, question: _Question) -> ChangeSeries:
         raise ModelError("all checkpoints are the same function: there is no change to split")
     if any(names != known[0] for names in known):
         raise ModelError(
-            "the checkpoints have different components, such as a bias of units that only some "
-            "have, so that no table holds them; use by='layer'"
+            "the checkpoints have different components, such as a bias of units or an adapter that "
+            "only some have, so that no table holds them: of models use by='layer', and adapters "
+            "are merged by merge_and_unload()"
         )
     return ChangeSeries(labels[1:], tuple(each), known[0])
 
@@ -509,9 +510,10 @@ def _change(a: Any, b: Any, metric: Metric, question: _Question) -> Change:
         exchanges,
     )
     # Exchanged weights mean little between networks without a common ancestor.
-    may_tell = exchanges.how and not callable(of) and len(exchanges.labels) > 1
-    if may_tell and (found.removed > split.total).all():
-        found = dataclasses.replace(found, caveats=(*found.caveats, _NO_LINEAGE))
+    if exchanges.how and not callable(of) and len(exchanges.labels) > 1:
+        back = found.removed[found.removed > 0]  # what is frozen, or no weight, breaks nothing
+        if len(back) > 1 and (back > split.total).all():
+            found = dataclasses.replace(found, caveats=(*found.caveats, _NO_LINEAGE))
     return found
 
 

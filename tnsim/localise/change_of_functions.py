@@ -32,6 +32,7 @@ from tnsim.localise.switched_models import (
     gram_of_parts,
     integral,
     nodes,
+    rises_as_drawn,
     rounding_error,
     slope,
 )
@@ -339,6 +340,8 @@ def _cosine_slopes(
                 "a model between the two is the zero function, whose similarity is undefined; use "
                 "of='distance'"
             )
-        rise = by_cross - p / q * by_own  # no power of q, which may leave the range of floats
-        total = total + weight * rise / np.sqrt(q) / np.sqrt(norm)
+        # No power of q, which may leave the range of floats.
+        rises, apart = by_cross - p / q * by_own, cross - p / q * squares
+        rises = rises_as_drawn(rises, apart, by_own.sum(axis=0), squares)
+        total = total + weight * rises / np.sqrt(q) / np.sqrt(norm)
     return total

@@ -34,7 +34,7 @@ from tnsim.compare.request import check_comparison
 from tnsim.engine.runtime import execution
 from tnsim.errors import CaveatWarning, ModelError, ResultError, TnsimError, TooLarge, first_few
 from tnsim.localise.differences import Batch, Split, Unchanged
-from tnsim.localise.switched_models import Setting, one_less_cosine
+from tnsim.localise.switched_models import Setting, one_less_cosine, rises_as_drawn
 from tnsim.localise.switched_weights import (
     Between,
     SwitchedNetwork,
@@ -202,7 +202,7 @@ class OnInputs:
             # A setting may act on a few inputs alone.
             check_is_whole(network, given, metric.output, switch, self._runs(switch), False)
         sums = self._sums(self.zeros, self.ones)
-        self.total, squares = self._measured(sums), sums[3]
+        self.total, squares = self._measured(sums), sums[:, 3].sum()
         check_finite([self.total, squares])
         vanished = max(self.total, squares) < float(np.finfo(np.float64).tiny)
         if vanished and any(batch.values.any() for batch in self.differences()):
@@ -245,23 +245,23 @@ class OnInputs:
         return outputs
 
     @np.errstate(over="ignore", invalid="ignore")  # squares beyond floats are refused by name
-    def _sums(self, first: Switches, second: Switches) -> Float[np.ndarray, "5"]:
+    def _sums(self, first: Switches, second: Switches) -> Float[np.ndarray, "groups 5"]:
         """`|y - x|^2`, `<y - x, y + x>`, `|x|^2`, `|y|^2` and `<x, y>` of the outputs x and y."""
-        found = np.zeros(5)
-        for _, number, batch in self._batches():
+        found = np.zeros((len(self.bounds), 5))
+        for group, number, batch in self._batches():
             x = self._outputs(first, number, batch.inputs)
             y = self._outputs(second, number, batch.inputs)
             weights, d = _of_rows(batch, x), y - x
             factors = (d, d), (d, y + x), (x, x), (y, y), (x, y)
-            found += [float((weights * one * other).sum()) for one, other in factors]
+            found[group] += [float((weights * one * other).sum()) for one, other in factors]
         return found
 
     def measure(self, first: Switches, second: Switches) -> float:
         """How far apart two networks of the lineage are."""
         return self._measured(self._sums(first, second))
 
-    def _measured(self, sums: Float[np.ndarray, "5"]) -> float:
-        differing, longer, shorter, ones, _ = map(float, sums)
+    def _measured(self, sums: Float[np.ndarray, "groups 5"]) -> float:
+        differing, longer, shorter, ones, _ = map(float, sums.sum(axis=0))
         if self.of == "distance":
             return differing
         if not (shorter and ones):
@@ -279,27 +279,36 @@ class OnInputs:
         """Derivatives of what is split along B - A at a point of the path, by groups of draws."""
         at = np.full(len(self.names), s)
         if self.of == "similarity":
-            _, _, squares, _, products = self._sums(at, self.ones)
+            sums = self._sums(at, self.ones)
+            squares, products = sums[:, [2, 4]].sum(axis=0)
             if not squares:
                 raise ResultError("a network between the two is zero; use of='distance'")
             # The gradient of <f, b> / (|f| |b|) by f is b / (|f| |b|) - f <f, b> / (|f|^3 |b|).
             by_end = 1 / (np.sqrt(squares) * self.length)
             by_itself = products * by_end / squares
         found = np.zeros((len(self.bounds), len(self.names)))
+        of_norm = np.zeros(len(self.names))
         for group, number, batch in self._batches():
             end = self._outputs(self.ones, number, batch.inputs)
             if self.of == "distance":
                 target, own = end - self._outputs(self.zeros, number, batch.inputs), 0.0
             else:
                 target, own = end * by_end, by_itself
-            cotangent = partial(_cotangent, _of_rows(batch, end), target, own)
+            weights = _of_rows(batch, end)
             self.network.switch(at)
+            cotangent = partial(_cotangent, weights, target, own)
             found[group] += self.network.slopes(batch.inputs, cotangent)
-        return found
+            if self.of == "similarity" and len(found) > 1:
+                norm = partial(_cotangent, weights, 0.0, -1.0)
+                of_norm += self.network.slopes(batch.inputs, norm)
+        if len(found) == 1 or self.of == "distance":
+            return found
+        apart = sums[:, 4] * by_end - sums[:, 2] * by_itself
+        return rises_as_drawn(found, apart, of_norm, sums[:, 2])
 
 
 def _cotangent(
-    weights: np.ndarray, target: np.ndarray, own: float, outputs: np.ndarray
+    weights: np.ndarray, target: np.ndarray | float, own: float, outputs: np.ndarray
 ) -> np.ndarray:
     return weights * (target - own * outputs)
 

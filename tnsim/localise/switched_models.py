@@ -96,6 +96,34 @@ def one_less_cosine(squares: float, longer: float, first: float, second: float) 
     return (squares - (longer / (first + second)) ** 2) / (2 * first * second)
 
 
+def rises_as_drawn(
+    rises: Float[np.ndarray, "groups players"],
+    apart: Float[np.ndarray, " groups"],
+    by_own: Float[np.ndarray, " players"],
+    squares: Float[np.ndarray, " groups"],
+) -> Float[np.ndarray, "groups players"]:
+    """Derivatives of `cos(f, b)` by groups of draws, for shares without each group.
+
+    A cosine is no sum over draws. With `p = <f, b>` and `q = <f, f>` its derivatives
+    `(<df, b> - <df, f> p / q) / sqrt(q)`, in units of |b|, which scales all shares alike, change
+    without a group also through p / q and q, to first order as here. Sums over groups are kept.
+
+    Args:
+        rises: The terms of each group, with p and q of all draws.
+        apart: `(<f, b> - <f, f> p / q) / sqrt(q)` of each group, which sum to 0.
+        by_own: `<df, f>` of all draws.
+        squares: `<f, f>` of each group.
+
+    Example:
+        >>> found = rises_as_drawn(np.eye(2), np.array([1.0, -1.0]), np.ones(2), np.array([1.0, 3]))
+        >>> found.tolist(), found.sum(axis=0).tolist()
+        ([[0.875, -0.125], [0.125, 1.125]], [1.0, 1.0])
+    """
+    shares = squares / squares.sum()
+    beside = np.outer(apart, by_own) / squares.sum()
+    return rises - beside - np.outer(shares - 1 / len(shares), rises.sum(axis=0)) / 2
+
+
 class Setting(Request):
     """The metric, precision and budget of all comparisons that a split of a model needs."""
 
