@@ -596,6 +596,11 @@ def test_weights_of_networks_may_be_complex(rng, backend):
         [(0j, chains[0]), (1j, chains[1])], ("i", "k"), backend=backend
     )
     assert_close(only, 1j * x @ z, scale=LARGEST, rtol=1e-12)
+    real = qtn.Tensor(x, ("i", "j"), "REAL") & qtn.Tensor(y, ("j", "k"))
+    turned = tnsim.tensor_networks.contract_expression([(1j, real)], ("i", "k"), backend=backend)
+    with jax.enable_x64(True):
+        traced = jax.jit(lambda new: turned({"REAL": new}))(z)
+    assert_close(traced, 1j * z @ y, scale=LARGEST, rtol=1e-12)
     beyond = 10**400, np.dtype("g").type("1e400")
     for wrong in (
         "one",

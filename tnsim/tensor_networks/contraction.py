@@ -738,7 +738,10 @@ class Expression:
             exponents[name] = _unit_of(array)
         traced = _traced_arrays(leaves)
         if traced:
-            dtype = str(jnp.result_type(*(array.dtype for array in traced)))
+            # Arrays that are not traced may be complex where those that are traced are real.
+            is_complex = any(leaf.array.dtype.kind == "c" for leaf in leaves.values())
+            kinds = [array.dtype for array in traced] + [np.complex64] * is_complex
+            dtype = str(jnp.result_type(*kinds))
             return self._finished_value(
                 *self._contracted_sum(leaves, dtype, "trace", self.strip_exponent)
             )
