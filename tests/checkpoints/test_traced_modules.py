@@ -16,6 +16,7 @@ import tnsim
 torch = pytest.importorskip("torch")
 from module_cases import SEQUENCES, Module, assert_same  # noqa: E402
 from torch import nn  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from tnsim.checkpoints import graphs  # noqa: E402
@@ -115,6 +116,16 @@ def test_what_is_tried_in_vain_is_not_reported(monkeypatch):
     forward, parts, _ = POLYNOMIALS["nn.Bilinear"]
     tnsim.from_module(Module(forward, **parts))
     assert not said
+
+
+def test_readings_leave_nothing_in_caches_of_torch():
+    """Symbols of a reading are new in each, so entries for them would be added for ever."""
+    forward, parts, _ = POLYNOMIALS["nn.Bilinear"]
+    sizes = []
+    for _ in range(3):
+        tnsim.from_module(Module(forward, **parts))
+        sizes.append(FakeTensorMode.cache_info().size)
+    assert sizes[1] == sizes[2]
 
 
 class Convolutional(nn.Module):

@@ -213,6 +213,9 @@ def compared_sizes(module: torch.nn.Module, example: torch.Tensor, axis: int) ->
 
     shapes = ShapeEnv()
     mode = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
+    # PyTorch would keep entries for the symbols of every reading, none of which comes again, to the
+    # end of the process.
+    mode.cache_enabled = False
     sizes = [DimDynamic.STATIC] * example.ndim
     sizes[axis] = DimDynamic.DYNAMIC
     try:
