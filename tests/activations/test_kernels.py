@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 from functools import partial
 from math import pi
 from pathlib import Path
@@ -687,8 +688,10 @@ def test_slopes_of_equal_and_opposite_units_of_elu(compiled):
     rows = [np.stack([0.6 * x, 0.8 * x], 1) for x in (s, rho * t)]
     f = elu()
     units = [expanded(f, NormalInputs(*one)) for one in ((m, rows[0]), (n, rows[1]))]
+    if compiled:
+        units = [replace(one, side=None) for one in units]
     with jax.enable_x64(True):
-        made = with_slopes(Pairing(f, f), *units, in_turn, compiled)
+        made = with_slopes(Pairing(f, f), *units, in_turn)
     found = made.values, *made.slopes
     law = zip(m, s, n, t, rho, gap, strict=True)
     expected = np.array([elu_slopes(1.0, *one) for one in law]).T
@@ -708,11 +711,10 @@ def test_slopes_where_derivatives_are_no_functions(kind, rng):
         pairing, up = GatedPairing(f, f), NormalInputs(mean, rng.normal(size=rows.shape))
         both = GatedInputs(NormalInputs(mean, rows), up), GatedInputs(near, up)
         units = [gated_expanded(f, one) for one in both]
-    for first, second in (units, [units[0].part(0, 5), units[1].part(0, 5)]):
+    for both in (units, [units[0].part(0, 5), units[1].part(0, 5)]):
+        compiled = [replace(one, side=None) for one in both]
         with jax.enable_x64(True):
-            found, known = (
-                with_slopes(pairing, first, second, in_turn, compiled) for compiled in (False, True)
-            )
+            found, known = (with_slopes(pairing, *each, in_turn) for each in (both, compiled))
         numbers = zip((found.values, *found.slopes), (known.values, *known.slopes), strict=True)
         for one, two in numbers:
             assert_close(one, two, scale=np.abs(two).max(), rtol=1e-10)

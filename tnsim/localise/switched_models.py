@@ -119,8 +119,10 @@ def rises_as_drawn(
         >>> found.tolist(), found.sum(axis=0).tolist()
         ([[0.875, -0.125], [0.125, 1.125]], [1.0, 1.0])
     """
+    if len(squares) == 1:
+        return rises
     shares = squares / squares.sum()
-    beside = np.outer(apart, by_own) / squares.sum()
+    beside = np.outer(apart, by_own / squares.sum())  # products of both leave the range of floats
     return rises - beside - np.outer(shares - 1 / len(shares), rises.sum(axis=0)) / 2
 
 
