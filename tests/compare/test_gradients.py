@@ -1,5 +1,6 @@
 """Gradients of code that is not compiled run plans: against differences of the verbs, and against compiled traces."""
 
+import gc
 import itertools
 
 import cases
@@ -15,6 +16,7 @@ from refusals import refused
 import tnsim
 from tnsim.compare import by_plans
 from tnsim.compare.gradients import Form
+from tnsim.engine.plan import Plan
 
 WORKS = {
     "inputs far from one": (
@@ -358,6 +360,21 @@ def test_the_way_back_counts_in_the_budget(tier, rng):
             refused("with its gradients needs", tnsim.TooLarge),
         ):
             jax.grad(lambda m, budget=budget: tnsim.similarity(m, b, budget=budget))(a)
+
+
+def test_plans_are_gone_with_their_session(weights, cosine):
+    """Programs that JAX keeps held them."""
+
+    def plans() -> list[Plan]:
+        gc.collect()
+        return [thing for thing in gc.get_objects() if type(thing) is Plan]
+
+    session, before = tnsim.Session(), len(plans())
+    with tnsim.using(session):
+        jax.grad(cosine)(weights)
+    assert len(plans()) > before
+    session.clear()
+    assert len(plans()) == before
 
 
 @pytest.mark.slow

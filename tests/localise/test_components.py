@@ -130,6 +130,9 @@ def test_what_cannot_be_switched_is_refused_in_one_line(rng):
         "the switches z has 1 NaN": lambda: switched(model, [1.0, np.nan]),
         "z has 1 NaN or infinite entries": lambda: switched(model, {"layer 1": np.nan}),
         "z must hold real numbers": lambda: switched(model, {"layer 1": None}),
+        r"a switch is one number, found \[0.5\] for 'layer 1'": lambda: switched(
+            model, {"layer 1": [0.5]}
+        ),
         "the switches z has 2 NaN": lambda: switched(model, jax.numpy.full(2, np.nan)),
     }
     for message, attempt in cases.items():

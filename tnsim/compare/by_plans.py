@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import jax
 import numpy as np
@@ -280,8 +280,11 @@ class Contractions:
             raise TooLarge(f"{beyond}{_SPARSE}") from None
 
 
-@dataclasses.dataclass(frozen=True)
-class PlannedPair:
+AskedPair: TypeAlias = tuple[int, int, Family, tuple[Pair, ...]]
+"""A `PlannedPair` without its plan, for which JAX may keep programs: it would keep the plan too."""
+
+
+class PlannedPair(NamedTuple):
     """The inner products of two models, as a plan computes them.
 
     Args:
@@ -296,7 +299,12 @@ class PlannedPair:
     two: int
     family: Family
     wanted: tuple[Pair, ...]
-    plan: Plan = dataclasses.field(compare=False)
+    plan: Plan
+
+    @property
+    def asked(self) -> AskedPair:
+        """The pair without its plan."""
+        return self.one, self.two, self.family, self.wanted
 
     @property
     def alone(self) -> bool:
@@ -308,6 +316,13 @@ class PlannedPair:
         nodes = self.family.nodes
         points = (None,) if nodes is None else nodes.points
         return [self.family.inputs(self.plan.shapes, metric, d_in, t) for t in points]
+
+
+def planned(asked: AskedPair, request: Request) -> PlannedPair:
+    """A pair with its plan within the budget of a request, the same object at every call."""
+    one, two, family, wanted = asked
+    plan = affordable(family, wanted, request.slices, request.dtype, request.budget)
+    return PlannedPair(one, two, family, wanted, plan)
 
 
 class Written(NamedTuple):
@@ -455,10 +470,8 @@ def planned_pairs(
         # the last bit.
         alone = a is b or (not traced and same_weights(a, b))
         family = _family_of(a, None if alone else b, request.metric, traced)
-        asked = SELF if alone else wanted
-        # Refused before anything runs.
-        plan = affordable(family, asked, request.slices, request.dtype, request.budget)
-        pairs.append(PlannedPair(one, two, family, asked, plan))
+        asked = one, two, family, SELF if alone else wanted
+        pairs.append(planned(asked, request))  # refused before anything runs
     return pairs
 
 

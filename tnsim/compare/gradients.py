@@ -42,9 +42,11 @@ from jaxtyping import Float
 from tnsim.compare.by_kernels import GivenKernels, Kernels, kernels_at_numbers, traced_products
 from tnsim.compare.by_plans import (
     ADVICE,
+    AskedPair,
     PlannedPair,
     Written,
     announced_plans,
+    planned,
     planned_pairs,
     products_of,
     traced_arrays,
@@ -69,7 +71,7 @@ from tnsim.compare.routes import inner_products, routes_of
 from tnsim.engine.plan import Plan
 from tnsim.engine.planner import Budget, check_pullbacks
 from tnsim.engine.runtime import execution
-from tnsim.engine.runtime.compiling import CompiledProgram, compiler_options
+from tnsim.engine.runtime.compiling import compiler_options
 from tnsim.engine.runtime.execution import Result, tier_in_use
 from tnsim.engine.runtime.gradients import gradients, pulled_back, run_kept
 from tnsim.metrics.protocol import Metric, WeightedPoints
@@ -97,8 +99,6 @@ _Key: TypeAlias = tuple[int, str]
 """Number of a layout, or behind all layouts of a run, and the name of an array there."""
 _Arrays: TypeAlias = dict[_Key, Any]
 _Given: TypeAlias = "WeightedPoints | GivenKernels | _GivenModels"
-_REGIONS = 1000
-"""Regions of code of a step's program: 240 of a bilinear layer, 1,400 of attention."""
 
 
 @dataclass(frozen=True)
@@ -333,17 +333,13 @@ def _given_models(models: Sequence[Model], moving: Collection[int], request: Req
 def _in_one_program(
     comparison: Comparison, places: Any, moving: Weights, given: _Given
 ) -> tuple[tuple[Any, Any], Callable[[], Weights]]:
-    """The number and its gradient, which is there already, by a program that the session keeps."""
+    """The number and its gradient, which is there already."""
     fixed = comparison.fixed(moving)
-    function = partial(_with_gradient, comparison.form, places)
-    program = session().programs.get(
-        (_in_one_program, comparison.form, places),
-        lambda: CompiledProgram(_REGIONS, _compiled()(function)),
-    )
-    value, own = program.run(moving, fixed, given)
+    value, own = _with_gradient(comparison.form, places, moving, fixed, given)
     return jax.block_until_ready(value), lambda: own
 
 
+@_compiled(static_argnums=(0, 1))
 def _with_gradient(
     form: Form, places: Places, moving: Weights, fixed: Weights, given: _Given
 ) -> tuple[tuple[Any, Any], Weights]:
@@ -432,17 +428,15 @@ def _along_plans(
         known.append(made)
     written = [made.value for made in known]
     pairs = planned_pairs(written, moves.places, request, traced=True)
-    layouts = _layouts(pairs, moves)
+    asked, layouts = tuple([pair.asked for pair in pairs]), _layouts(pairs, moves)
     fixed = comparison.fixed(moving)
-    moved, pullback, others = _arrays(
-        form, moves, layouts, tuple(pairs), moving, fixed, unit, gauges
-    )
+    moved, pullback, others = _arrays(form, moves, layouts, asked, moving, fixed, unit, gauges)
     runs = list(_runs(pairs, layouts, moves, written, request, moved, moved | others))
     results, back = _with_pullbacks(runs, request)
     value, (own, slopes) = _answer_of_plans(
         form,
         moves.places,
-        tuple(pairs),
+        asked,
         {n: moving[n] for n in form.coefficients if n in moving},
         fixed | moving,
         Written.of(known, traced=True),
@@ -487,7 +481,7 @@ def _arrays(
     form: Form,
     moves: Moves,
     layouts: tuple[_Layout, ...],
-    pairs: tuple[PlannedPair, ...],
+    asked: tuple[AskedPair, ...],
     moving: Weights,
     fixed: Weights,
     unit: Unit | None,
@@ -509,9 +503,10 @@ def _arrays(
             made |= {(n, name): array for name, array in of_model.items() if name in names}
         if moves.metric:
             known = in_units_of_inputs(list(models.values()), metric, unit).metric
+            request = form.request(known)
             n = len(layouts)
-            for pair in pairs:
-                for inputs in pair.inputs(known, models[0].d_in):
+            for pair in asked:
+                for inputs in planned(pair, request).inputs(known, models[0].d_in):
                     made |= {(n, name): array for name, array in inputs.items()}
                     n += 1
         made = {key: jnp.asarray(array, form.dtype) for key, array in made.items()}
@@ -619,7 +614,7 @@ def _with_pullbacks(
 def _answer_of_plans(
     form: Form,
     places: Places,
-    pairs: tuple[PlannedPair, ...],
+    asked: tuple[AskedPair, ...],
     coefficients: Weights,
     fixed: Weights,
     written: Written,
@@ -631,6 +626,7 @@ def _answer_of_plans(
     def number(coefficients: Weights, mantissas: list[dict[str, Any]]) -> tuple[Any, Any]:
         a, b, metric = form.traced(fixed | coefficients)
         request = form.request(metric)
+        pairs = [planned(pair, request) for pair in asked]
         runs = iter(zip(mantissas, exponents, strict=True))
         results = []
         for pair in pairs:

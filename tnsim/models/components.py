@@ -54,7 +54,7 @@ from tnsim.models.layers import (
 )
 from tnsim.models.model import AnyModel, Model, check_comparable, check_numbers
 from tnsim.models.scaling import replaced
-from tnsim.options import checked
+from tnsim.options import checked, shown
 from tnsim.scaled import library
 
 GRANULARITIES = ("layer", "head", "unit")
@@ -278,7 +278,9 @@ def switches(parts: Sequence[Component], z: Any) -> Any:
     """
     if isinstance(z, Mapping):
         each: list[Any] = [1.0] * len(parts)
-        for value, numbers in zip(z.values(), _numbers_of(parts, z), strict=True):
+        for (label, value), numbers in zip(z.items(), _numbers_of(parts, z), strict=True):
+            if np.ndim(value):
+                raise ModelError(f"a switch is one number, found {shown(value)} for {label!r}")
             for n in numbers:
                 each[n] = value
         z = library(*each).stack(each) if is_traced(each) else each
@@ -329,10 +331,10 @@ def listed(parts: Sequence[Component]) -> str:
         >>> listed([Component("layer 0", 0, 0, 1, True)])
         'layer 0'
     """
-    shown = [part.label for part in parts[:_SHOWN]]
+    labels = [part.label for part in parts[:_SHOWN]]
     if len(parts) > _SHOWN:
-        shown.append(f"and {len(parts) - _SHOWN} more up to {parts[-1].label}")
-    return ", ".join(shown)
+        labels.append(f"and {len(parts) - _SHOWN} more up to {parts[-1].label}")
+    return ", ".join(labels)
 
 
 def with_switches(model: Model, z: Any, parts: Sequence[Component]) -> Model:

@@ -25,11 +25,6 @@ MAIN_OUTPUTS = ("logits", "last_hidden_state")
 """Names of the outputs of Hugging Face models that count where a model gives several."""
 INPUTS = ("input_ids", "pixel_values", "inputs_embeds", "inputs", "x")
 """Names of the inputs in batches of Hugging Face and of others, of which the first counts."""
-_USUAL: dict[str, Callable[[np.ndarray], Any]] = {
-    "token_type_ids": np.zeros_like,
-    "position_ids": lambda given: np.arange(given.shape[-1]),
-}
-"""Entries beside inputs that networks read, and what these take where none are given."""
 _MOVING_IN_TRAINING = ("BatchNorm", "SpectralNorm")
 """Parts of the names of classes that read or move a state of their own in training mode."""
 
@@ -438,7 +433,7 @@ def input_rows(inputs: Any) -> Any:
 
     Raises:
         ModelError: Inputs stand beside labels in a tuple or a list, which might be two positions,
-            or beside a mask with zeros, or types or positions of tokens of their own, which no
+            or beside a mask with zeros, types of tokens that are not zero or positions, which no
             comparison reads; or a mapping does not say which entry is the input.
 
     Warns:
@@ -526,14 +521,16 @@ def _of_mapping(batch: Any) -> Any:
             "some inputs are padded: their attention_mask has zeros, which no comparison reads; "
             "give inputs of one length, without a mask"
         )
-    for name, usual in _USUAL.items():
-        given = entries.pop(name, None)
-        given = None if given is None else host_array(detached(given))
-        if given is not None and not (given == usual(given)).all():
+    types = entries.pop("token_type_ids", None)
+    for name, is_read in (
+        ("token_type_ids", types is not None and host_array(detached(types)).any()),
+        ("position_ids", entries.get("position_ids") is not None),
+    ):
+        if is_read:
             raise ModelError(
-                f"the {name} are others than networks take where none are given, and no "
-                "comparison reads them: wrap the network in a module whose forward(self, x) is "
-                f"`return self.net(x[:, :3], {name}=x[:, 3:])`, of both side by side"
+                f"no comparison reads {name}: leave them out where they are what the network takes "
+                "without them, else give both side by side to a module with forward(self, x): "
+                f"`ids, others = x.chunk(2, 1)` and `return self.net(ids, {name}=others)`"
             )
     for name in INPUTS:
         if name in entries:
