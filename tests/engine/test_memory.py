@@ -338,7 +338,9 @@ tnsim.session().tier = "compile"
 from pathlib import Path
 g = np.random.default_rng(0)
 wide = [tnsim.Model([tnsim.Bilinear(*(g.normal(size=(4, 4)) for _ in range(3)))]) for _ in "ab"]
+units = [tnsim.Model([*model.layers, tnsim.Elementwise("gelu")]) for model in wide]
 size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+threads = len(list(Path("/proc/self/task").iterdir()))
 resource.setrlimit(resource.RLIMIT_AS, (size + int(sys.argv[1]) * 2**20,) * 2)
 verbs = {
     "similarity": lambda: tnsim.similarity(*wide),
@@ -346,12 +348,16 @@ verbs = {
     "pairwise": lambda: tnsim.pairwise(wide).similarity[0, 1],
     "empirical": lambda: tnsim.similarity(*wide, tnsim.Empirical(np.eye(4))),
     "change": lambda: tnsim.change(*(tnsim.Model(model.layers * 2) for model in wide)).total,
+    "weights": lambda: tnsim.change(*units).total,
+    "inputs": lambda: tnsim.change(*units, metric=tnsim.Empirical(np.eye(4))).total,
+    "device": lambda: tnsim.engine.runtime.devices.device(),
 }
 for name in sys.argv[2:]:
     try:
         print(name, float(verbs[name]()))
     except tnsim.TooLarge as error:
         print(name, error)
+print("threads", len(list(Path("/proc/self/task").iterdir())) - threads)
 """
 
 
@@ -364,12 +370,15 @@ for name in sys.argv[2:]:
 def test_too_little_address_space_to_compile_is_told(mebibytes):
     """XLA would end the process. Forward passes of few multiplications need no compiler."""
     verbs = "similarity", "closure", "pairwise", "empirical"
-    *refused, answered = python(LITTLE, mebibytes, *verbs)[0].splitlines()
+    *refused, answered, threads = python(LITTLE, mebibytes, *verbs)[0].splitlines()
     assert len(refused) == 3 and all("compiling takes" in line for line in refused)
     assert -1 <= float(answered.split()[1]) <= 1
-    if mebibytes >= 300:  # JAX itself begins in no less
+    assert threads == "threads 0"  # XLA never began: it ends the process where a thread fails
+    if mebibytes >= 300:  # modules that differentiate are imported in no less
         # Where plans are interpreted, derivatives of models are compiled all the same.
-        (told,) = python(LITTLE.replace("compile", "interpret"), mebibytes, "change")[
-            0
-        ].splitlines()
-        assert "compiling takes" in told
+        for tier in ("compile", "interpret"):
+            code = LITTLE.replace("compile", tier)
+            verbs = "change", "weights", "inputs", "device"
+            *told, threads = python(code, mebibytes, *verbs)[0].splitlines()
+            assert len(told) == 4 and all("compiling takes" in line for line in told)
+            assert threads == "threads 0"

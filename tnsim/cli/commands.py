@@ -188,7 +188,7 @@ def _facts() -> dict[str, Any]:
     # Every other fact helps to find out why JAX has no device.
     try:
         backend()
-    except tnsim.errors.ExecutorError as error:
+    except (tnsim.errors.ExecutorError, tnsim.TooLarge) as error:
         devices = [str(error)]
     else:
         devices = [f"{device.platform}: {device.device_kind}" for device in jax.local_devices()]

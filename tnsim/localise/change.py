@@ -31,6 +31,7 @@ from tnsim.compare.numbers import jackknife_error
 from tnsim.compare.request import Comparable, comparables, estimated, with_metric
 from tnsim.engine.ir.problem import dtype_name
 from tnsim.engine.planner import Budget
+from tnsim.engine.runtime.devices import check_addresses
 from tnsim.errors import CaveatWarning, ModelError, printable, warn
 from tnsim.localise.change_of_functions import FunctionsExchanged, exchange_functions
 from tnsim.localise.change_of_weights import WeightsExchanged, exchange_weights, name_of
@@ -532,6 +533,7 @@ def _exchanged(a: Any, b: Any, metric: Metric, question: _Question) -> tuple[Exc
     by, of, ends, align = question[:4]
     if not (callable(of) or of in TOTALS):
         raise ModelError(f"of must be one of {', '.join(TOTALS)}, or a function, found {of!r}")
+    check_addresses()  # derivatives and forward passes are JAX's, whose first array starts XLA
     a, b, metric, exchanges_weights = _sides(a, b, metric, by, of, question.n_ctx)
     setting = Setting(metric, dtype_name(question.dtype), question.budget)
     if not exchanges_weights:

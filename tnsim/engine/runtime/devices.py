@@ -75,11 +75,13 @@ def backend() -> str:
 
     Raises:
         ExecutorError: JAX finds no device of the platforms that it was told to use.
+        TooLarge: The limit of the process leaves less than XLA takes to begin.
 
     Example:
         >>> isinstance(backend(), str)
         True
     """
+    _check_beginning()
     try:
         return jax.default_backend()
     except (AssertionError, RuntimeError) as error:  # JAX's errors for a platform that is not there
@@ -186,6 +188,12 @@ def check_addresses() -> None:
             f"compiling takes {needed / 2**20:,.0f} MiB of it; allow more, as by: "
             "ulimit -v unlimited"
         )
+
+
+@cache
+def _check_beginning() -> None:
+    """Refuse to start XLA within too little address space; once it has started, ask no more."""
+    check_addresses()
 
 
 def can_compile() -> bool:
