@@ -11,7 +11,7 @@ import tnsim
 import tnsim.models.arrays
 from tnsim.models.arrays import Columns
 from tnsim.models.model import with_dense_matrices
-from tnsim.problems import receptive_fields
+from tnsim.problems import features, receptive_fields
 
 METRICS = {
     "standard": tnsim.Gaussian(),
@@ -181,6 +181,20 @@ def test_vectors_in_parts(monkeypatch, rng):
     monkeypatch.setattr(receptive_fields, "_AT_ONCE", 1_000)
     assert_close(tnsim.inner(a, b), expected[0], rtol=1e-12)
     assert_close(tnsim.similarity(a, b), expected[1], scale=1, rtol=1e-12)
+    tnsim.session().clear()
+
+
+def test_parts_share_the_series_of_a_model(monkeypatch, rng):
+    """The series of the units are made once for each model, however many parts its vector has."""
+    made, series = [], receptive_fields._series
+    tnsim.session().clear()
+    monkeypatch.setattr(receptive_fields, "_PART", 2_000)
+    monkeypatch.setattr(receptive_fields, "_series", lambda *of: made.append(of) or series(*of))
+    a, b = network(rng), network(rng)
+    space = features.common_space([a, b], tnsim.Gaussian())
+    assert space is not None and len(space.parts) > 3
+    tnsim.similarity(a, b)
+    assert len(made) == 2  # of a convolution, whose units are alike
     tnsim.session().clear()
 
 

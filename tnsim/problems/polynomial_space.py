@@ -520,9 +520,6 @@ class PolynomialSpace(NamedTuple):
         """Number of models that are made together: several where each is small."""
         return _TOGETHER if self._matrix(0, self.block.width) <= _SMALL else 2
 
-    def weights(self, model: Model) -> list[dict[str, Any]]:
-        return [arrays(layer, self.lifted) for layer in model.layers]
-
     def inputs(self, metric: Metric) -> Series:
         """The input, lifted or not, as polynomials of degree 1 in the space's coordinates."""
         mean, root = np.zeros(self.d_in), np.eye(self.d_in)
@@ -535,8 +532,8 @@ class PolynomialSpace(NamedTuple):
         root = np.concatenate([np.zeros((1, root.shape[1])), root])
         return {0: constant, 1: root}
 
-    def vector(self, weights: list[dict[str, Any]], inputs: Series) -> Float[Any, "out features"]:
-        coefficients = _block_coefficients(weights, inputs, self)
+    def vector(self, model: Model, inputs: Series) -> Float[Any, "out features"]:
+        coefficients = _block_coefficients(model, inputs, self)
         parts = []
         for order in self.orders:
             norm = basis_norms(self.block, order, self.degree, self.gaussian)
@@ -658,11 +655,9 @@ def orders_of(degree: int, lifted: bool, gaussian: bool) -> tuple[int, ...]:
     return tuple(range(degree % 2, degree + 1, 2)) if gaussian else (degree,)
 
 
-def _block_coefficients(
-    weights: list[dict[str, Any]], inputs: Series, space: PolynomialSpace
-) -> Series:
+def _block_coefficients(model: Model, inputs: Series, space: PolynomialSpace) -> Series:
     """The coefficients of a model's outputs that are in the block of the space."""
-    before, multiplying = merged_layers(weights)
+    before, multiplying = merged_layers([arrays(layer, space.lifted) for layer in model.layers])
     state = inputs if before is None else mapped(before, inputs)
     outputs = slice(int(space.lifted), None)
     if not multiplying:

@@ -32,7 +32,7 @@ from tnsim.metrics.orbits import PairingRule
 from tnsim.metrics.protocol import Metric
 from tnsim.models.arrays import MOST_DENSE, Columns, SparseMatrix, bias_name, digest_of, in_float64
 from tnsim.models.layers import affine_maps, residual_rule
-from tnsim.models.model import Model
+from tnsim.models.model import Model, kept_with
 from tnsim.problems import packed
 from tnsim.problems.layer_kinds import Kinds, LayerKind, core_of, kinds, need_constant
 from tnsim.problems.layer_tensors import Affine, shapes
@@ -191,9 +191,6 @@ class FieldSpace(NamedTuple):
         # made order by order, and put together.
         return max(math.ceil(_SORTED * length), made + length // 2 + 2 * self.d_out * length)
 
-    def weights(self, model: Model) -> Any:
-        return model
-
     def inputs(self, metric: Metric) -> tuple[Any, Any]:
         """Means and deviations of the inputs; monomials are those of the inputs as they are."""
         if not self.gaussian:
@@ -203,15 +200,15 @@ class FieldSpace(NamedTuple):
         mean, variances = moments
         return mean, np.sqrt(variances)
 
-    def vector(self, weights: Model, inputs: tuple[Any, Any]) -> Float[np.ndarray, "out features"]:
-        steps, readout = _steps(weights)
-        groups = _groups(kinds(weights))
+    def vector(self, model: Model, inputs: tuple[Any, Any]) -> Float[np.ndarray, "out features"]:
+        steps, readout = _steps(model)
+        groups = _groups(kinds(model))
         places = _places(self)
         # All outputs of a feature stand together, as they are added to together.
         vector = {order: np.zeros((count, self.d_out)) for order, count in places.counts.items()}
         if not self.start and 0 in vector:
             vector[0][0] = readout.constant * basis_norms(whole(1), 0, self.degree, self.gaussian)
-        made = _all_series(weights, groups, steps, inputs, self)
+        made = _all_series(model, groups, steps, inputs, self)
         for group, key in zip(groups, made.keys, strict=True):
             columns = readout.of(group)
             if columns is None or not _meets(group.field, self):
@@ -646,7 +643,7 @@ def _all_series(
         return made
 
     key = _all_series, space.gaussian, space.degree, *(array.tobytes() for array in inputs)
-    return session().belongings.get(model, key, make, lambda made: made.nbytes)
+    return kept_with(model, key, make, lambda made: made.nbytes)
 
 
 def _normalised(
