@@ -51,7 +51,7 @@ from tnsim.metrics.input_moments import (
     sequence_inputs,
 )
 from tnsim.metrics.metric import GaussianClosure, TreeSymmetric
-from tnsim.metrics.orbits import JoinedLeg, Joining, PairingRule, gaussian_mean, joinings
+from tnsim.metrics.orbits import JoinedLeg, Joining, PairingRule, gaussian, joinings
 from tnsim.metrics.protocol import Metric, joins_layers
 from tnsim.models.arrays import Array, affine, in_float64, is_sparse, pytree
 from tnsim.models.layers import Attention, Layer, Residual, residual_rule
@@ -154,7 +154,7 @@ class MeasuredStates:
         order = len(legs)
         across = joinings(self.rule, order, order, False)
         # The tree metrics, without means, have no joinings of one layer.
-        within = gaussian_mean(order, False) if self.rule is PairingRule.ISSERLIS else ()
+        within = gaussian(order, 0, False) if self.rule is PairingRule.ISSERLIS else ()
         second: Any = 0.0
         for start in range(0, len(legs[0]), _ROWS_AT_ONCE):
             some = [rows[start : start + _ROWS_AT_ONCE] for rows in legs]

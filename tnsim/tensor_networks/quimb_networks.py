@@ -54,7 +54,7 @@ from tnsim.metrics.orbits import (
     Joining,
     Tree,
     diagrams,
-    gaussian_mean,
+    gaussian,
     joinings,
 )
 from tnsim.metrics.protocol import LayerwiseMetric, Metric, adds_up, joins_layers
@@ -397,7 +397,7 @@ class LegJoinings:
         if len(bonds) == 2:
             joined = joinings(self.metric.rule, orders[0], orders[1], centred)
         else:
-            joined = gaussian_mean(orders[0], centred)
+            joined = gaussian(orders[0], 0, centred)
         for joining in joined:
             start, tasks = self.expanded(joining, bonds, step)
             yield from self.all_of(tasks, start, step)
