@@ -70,6 +70,8 @@ fields that are found once among all, in a second."""
 _SORTED = 7.2  # arrays of positions that `numpy.unique` holds at once, and the positions
 _PLACES = 2**62
 """Number of indices over all coordinates that an integer can count."""
+_table = packed.kept(packed.sorted_indices)
+"""The sorted indices over a field of some width, once in a session."""
 
 
 class _Group(NamedTuple):
@@ -402,12 +404,6 @@ def _indices_within(field: np.ndarray, order: int, space: FieldSpace) -> slice:
         return packed.block_slice(space.start, space.stop, 0)
     first, last = (int(n) for n in np.searchsorted(field, (space.start, space.stop)))
     return packed.block_slice(first, last, order)
-
-
-def _table(width: int, order: int) -> Int[np.ndarray, "count order"]:
-    """The sorted indices over a field of some width."""
-    key = _table, width, order
-    return session().places.get(key, lambda: packed.sorted_indices(width, order))
 
 
 @session_cache
