@@ -103,12 +103,6 @@ class Scales(NamedTuple):
             return ((pair.bra, 2),)
         return ((pair.bra, 1), (pair.ket, 1))
 
-    def powers_of_result(self, pair: Pair) -> Powers:
-        """The powers of the scales in an output of the problem, which has a scale of its own."""
-        if not self.by_model:
-            return self.powers(pair)
-        return (*self.powers(pair), (pair.group, 1))
-
     def size(self, step: LayerStep, pair: Pair, covariance: Moment, mean: Moment) -> Definition:
         """The second moments of a state above a step, `E[h_k^2]`, added up over positions.
 
@@ -339,7 +333,9 @@ class SequenceFold:
         terms: tuple[Term, ...],
     ) -> Stage:
         """The stage of an output of the problem, `pair.group[indices] = sum(terms)`."""
-        powers = self.scales.powers_of_result(pair)
+        powers = self.scales.powers(pair)
+        if self.scales.by_model:
+            powers = (*powers, (pair.group, 1))
         # The output is divided by the models' scales and by its own, so that a product far below
         # the norms keeps its digits.
         result = Definition(pair.group, indices, terms, powers=powers)
