@@ -268,16 +268,12 @@ def edges_between(model: Model, by: str, setting: Setting) -> Edges:
         sums = at_points.sums(rows, one, switched.points, False, setting.dtype, setting.budget)
         squares = at_points.over_groups(sums.rows)
         cut = np.asarray(power(squares.mantissa, squares.exponent))
-    labels = tuple(_edge_label(parts, edge) for edge in edges)
+    names = {EMBED: START} | {n: part.label for n, part in enumerate(parts)}
+    labels = tuple(f"{names[x.source]} > {x.leg} of {names[x.target]}" for x in edges)
     exact, said = is_exact(setting.metric, [model]), caveats(model)
     return Edges(
         labels, share, cut / norm, 1.0 - float(share.sum()), setting.metric.name, exact, said
     )
-
-
-def _edge_label(parts: tuple[Component, ...], edge: Edge) -> str:
-    source = START if edge.source == EMBED else parts[edge.source].label
-    return f"{source} > {edge.leg} of {parts[edge.target].label}"
 
 
 @dataclass(frozen=True, eq=False)

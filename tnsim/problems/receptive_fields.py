@@ -139,19 +139,19 @@ class FieldSpace(NamedTuple):
 
     def multiplications(self, layers: Kinds) -> int:
         """Number of scalar multiplications for the vector of a model, no two groups being alike."""
+        # Those of the readout, and of the products of every group.
         return sum(
-            self._reading(group) + self._making(layers, group)[0] for group in _groups(layers)
+            self.d_out * _entries(self, group) + self._making(layers, group)[0]
+            for group in _groups(layers)
         )
-
-    def _reading(self, group: _Group) -> int:
-        """Multiplications of the readout of a group."""
-        return self.d_out * _entries(self, group)
 
     def _making(self, layers: Kinds, group: _Group) -> tuple[int, int]:
         """Multiplications of the products of a group, and entries of matrices that are read."""
         if not group.hidden:
             return 0, 0
-        below = _orders_below(layers, group.level, self)
+        degree = math.prod(kind.order for kind in layers[: group.level])
+        # Orders of the series of the state below the layer.
+        below = orders_of(degree, 1 in self.orders and 0 in self.orders, self.gaussian)
         orders, width = below, len(group.field)
         multiplications = read = 0
         for _ in range(layers[group.level].order - 1):
@@ -376,12 +376,6 @@ def _grouped(fields: Any, level: int, hidden: bool) -> Iterator[_Group]:
         # Units that read nothing are constants in any coordinate.
         field = field if len(field) else np.zeros(1, np.int64)
         yield _Group(level, hidden, np.array(members), field)
-
-
-def _orders_below(layers: Kinds, level: int, space: FieldSpace) -> tuple[int, ...]:
-    """Orders of the series of the state below a layer."""
-    degree = math.prod(kind.order for kind in layers[:level])
-    return orders_of(degree, 1 in space.orders and 0 in space.orders, space.gaussian)
 
 
 def _entries(space: FieldSpace, group: _Group) -> int:

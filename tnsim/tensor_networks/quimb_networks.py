@@ -378,7 +378,7 @@ class LegJoinings:
 
     def layer(self, side: Side, step: int) -> int | None:
         """Number of the layer that a step applies on a side; None where the side waits."""
-        return self.steps[step].bra if side == "A" else self.steps[step].ket
+        return self.steps[step][side]
 
     def order(self, side: Side, step: int) -> int:
         """Number of legs of the layer of a side at a step; 1 where the side waits."""
