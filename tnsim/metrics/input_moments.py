@@ -418,6 +418,38 @@ def root_of(cov: Any, rounding: float = ROUNDING_OF_COVARIANCES) -> Any:
     return units[:, None] * vectors * np.sqrt(np.where(kept, values, 0.0))
 
 
+def mean_of(metric: Metric, d: int) -> Float[np.ndarray, " d"]:
+    """The mean of the inputs of a metric, zeros where it has none.
+
+    Args:
+        metric: Any metric.
+        d: Number of coordinates of the inputs.
+
+    Raises:
+        ModelError: The metric is for inputs of another width.
+
+    Example:
+        >>> import tnsim
+        >>> mean_of(tnsim.Gaussian(), 2)
+        array([0., 0.])
+    """
+    check_coordinates(metric, d)
+    mean = getattr(metric, "mean", None)
+    return np.zeros(d) if mean is None else np.asarray(mean, np.float64)
+
+
+def mean_and_root(
+    metric: Metric, d: int
+) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, "d d"] | Float[np.ndarray, " d"]]:
+    """The mean and a root of the covariance of d coordinates, see `mean_of` and `root_of`.
+
+    The covariance may be singular, and the root be a diagonal: no matrix is made where none was
+    given, as of tokens.
+    """
+    cov = getattr(metric, "cov", None)
+    return mean_of(metric, d), np.ones(d) if cov is None else root_of(cov)
+
+
 def input_sizes(metric: Metric, d: int) -> Float[Array, " d"]:
     """Sizes of the coordinates of an input, as logarithms to base 2, over all positions.
 
@@ -666,7 +698,7 @@ def gaussian_points(
     # x = m + T z for a standard normal z, and models see `rows T z` alone. Directions in which that
     # vanishes need no nodes. The other directions are made orthogonal, so that coordinates along
     # them are independent: a rotation of z keeps its distribution.
-    mean, root = _mean_and_root(metric, reading)
+    mean, root = _of_whole_inputs(metric, reading)
     root = np.diag(root) if root.ndim == 1 else root
     # The model reads each position through the same rows, so a sequence through the block-diagonal
     # matrix of them.
@@ -735,7 +767,7 @@ def normal_map(metric: Any, reading: Reading) -> Callable[[np.ndarray], np.ndarr
         >>> normal_map(tnsim.Gaussian(mean=[1.0]), Reading(1, None, 1))(np.ones((1, 1))).tolist()
         [[2.0]]
     """
-    return partial(_inputs_at, *_mean_and_root(metric, reading), reading.shape)
+    return partial(_inputs_at, *_of_whole_inputs(metric, reading), reading.shape)
 
 
 def _inputs_at(
@@ -746,17 +778,10 @@ def _inputs_at(
     return (mean + centred).reshape(len(z), *shape)
 
 
-def _mean_and_root(
+def _of_whole_inputs(
     metric: Any, reading: Reading
 ) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, "d d"] | Float[np.ndarray, " d"]]:
-    """Mean and root T of the covariance T T' of whole inputs, sequences flattened.
-
-    The covariance may be singular, and the root be a diagonal.
-    """
+    """See `mean_and_root`: of sequences, flattened."""
     if reading.n_ctx is not None:
         metric = flattened(metric, reading.d_in, reading.n_ctx)
-    else:
-        check_coordinates(metric, reading.d_in)
-    size = math.prod(reading.shape)
-    mean = np.zeros(size) if metric.mean is None else np.asarray(metric.mean, np.float64)
-    return mean, np.ones(size) if metric.cov is None else root_of(metric.cov)
+    return mean_and_root(metric, math.prod(reading.shape))

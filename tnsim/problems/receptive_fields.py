@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
+from tnsim.metrics.input_moments import mean_of
 from tnsim.metrics.orbits import PairingRule
 from tnsim.metrics.protocol import Metric
 from tnsim.models.arrays import MOST_DENSE, Columns, SparseMatrix, bias_name, digest_of, in_float64
@@ -43,7 +44,6 @@ from tnsim.problems.polynomial_space import (
     degrees_of,
     making_seconds,
     mapped,
-    mean_of,
     orders_of,
     plus,
     product,
