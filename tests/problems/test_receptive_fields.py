@@ -9,6 +9,7 @@ from refusals import refused
 
 import tnsim
 import tnsim.models.arrays
+from tnsim.compare import operands
 from tnsim.models.arrays import Columns
 from tnsim.models.model import with_dense_matrices
 from tnsim.problems import features, receptive_fields
@@ -184,16 +185,18 @@ def test_vectors_in_parts(monkeypatch, rng):
     tnsim.session().clear()
 
 
-def test_parts_share_the_series_of_a_model(monkeypatch, rng):
+@pytest.mark.parametrize("compare", [tnsim.similarity, lambda *ab: tnsim.pairwise(ab)])
+def test_parts_share_the_series_of_a_model(monkeypatch, rng, compare):
     """The series of the units are made once for each model, however many parts its vector has."""
     made, series = [], receptive_fields._series
     tnsim.session().clear()
+    monkeypatch.setattr(operands, "_SMALL", 0)  # as of models of many weights
     monkeypatch.setattr(receptive_fields, "_PART", 2_000)
     monkeypatch.setattr(receptive_fields, "_series", lambda *of: made.append(of) or series(*of))
     a, b = network(rng), network(rng)
     space = features.common_space([a, b], tnsim.Gaussian())
     assert space is not None and len(space.parts) > 3
-    tnsim.similarity(a, b)
+    compare(a, b)
     assert len(made) == 2  # of a convolution, whose units are alike
     tnsim.session().clear()
 

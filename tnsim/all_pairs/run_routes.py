@@ -45,7 +45,7 @@ from tnsim.compare.by_features import Vectors
 from tnsim.compare.by_kernels import Kernels, prepared_under
 from tnsim.compare.by_points import AtPoints, are_inputs, route_name
 from tnsim.compare.numbers import cosine_error
-from tnsim.compare.operands import in_units_of_run
+from tnsim.compare.operands import in_units, in_units_of_run
 from tnsim.compare.request import Estimate, summands
 from tnsim.engine.planner import Budget
 from tnsim.engine.runtime import execution
@@ -86,8 +86,10 @@ class AsVectors(Blocks):
         """See `Blocks.prepared`."""
         units, slices = job.setting.units, job.setting.slices
         index, coefficients = of.terms
-        # Models in scientific notation, in units that all models of the run share.
-        made = [in_units_of_run(model, units, slices) for model in of.models]
+        # Models in scientific notation, in units that all models of the run share. Parts of a
+        # vector have values in common, which are belongings of the model that is scaled.
+        scaled = in_units_of_run if len(self.sections) == 1 else in_units
+        made = [scaled(model, units, slices) for model in of.models]
         weights = None
         # Where every entry is a single model with coefficient 1, features need no sums, which take
         # a tenth of the time and of the memory of 100 models.

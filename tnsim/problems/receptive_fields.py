@@ -188,7 +188,10 @@ class FieldSpace(NamedTuple):
         widest = max(_entries(self, group) for group in groups)
         distinct = sum(_entries(self, group) for group in groups)
         length = max(part.length for part in self.parts)
-        made = min(distinct, _KEPT) + 4 * widest + 3 * min(widest, _AT_ONCE)
+        of_one = min(distinct, _KEPT)
+        # The series of all models wait for the next part, as far as a session keeps them.
+        kept = max(of_one, int(min(models * of_one, session().belongings.limit / 8)))
+        made = kept + 4 * widest + 3 * min(widest, _AT_ONCE)
         # Places are found by a sort of all positions, before any series is made. Then the vector is
         # made order by order, and put together.
         return max(math.ceil(_SORTED * length), made + length // 2 + 2 * self.d_out * length)
