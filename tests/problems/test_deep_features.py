@@ -28,7 +28,7 @@ def vectors(models, metric):
     parts = []
     for part in space.parts:
         inputs = part.inputs(metric)
-        parts.append(np.stack([part.vector(part.weights(model), inputs) for model in models]))
+        parts.append(np.stack([part.vector(model, inputs) for model in models]))
     found = np.concatenate(parts, axis=2)
     assert found.shape[:2] == (len(models), space.d_out)
     # Features that receptive fields have in common are counted for each of them.

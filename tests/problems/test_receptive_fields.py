@@ -9,9 +9,10 @@ from refusals import refused
 
 import tnsim
 import tnsim.models.arrays
+from tnsim.compare import operands
 from tnsim.models.arrays import Columns
 from tnsim.models.model import with_dense_matrices
-from tnsim.problems import receptive_fields
+from tnsim.problems import features, receptive_fields
 
 METRICS = {
     "standard": tnsim.Gaussian(),
@@ -181,6 +182,22 @@ def test_vectors_in_parts(monkeypatch, rng):
     monkeypatch.setattr(receptive_fields, "_AT_ONCE", 1_000)
     assert_close(tnsim.inner(a, b), expected[0], rtol=1e-12)
     assert_close(tnsim.similarity(a, b), expected[1], scale=1, rtol=1e-12)
+    tnsim.session().clear()
+
+
+@pytest.mark.parametrize("compare", [tnsim.similarity, lambda *ab: tnsim.pairwise(ab)])
+def test_parts_share_the_series_of_a_model(monkeypatch, rng, compare):
+    """The series of the units are made once for each model, however many parts its vector has."""
+    made, series = [], receptive_fields._series
+    tnsim.session().clear()
+    monkeypatch.setattr(operands, "_SMALL", 0)  # as of models of many weights
+    monkeypatch.setattr(receptive_fields, "_PART", 2_000)
+    monkeypatch.setattr(receptive_fields, "_series", lambda *of: made.append(of) or series(*of))
+    a, b = network(rng), network(rng)
+    space = features.common_space([a, b], tnsim.Gaussian())
+    assert space is not None and len(space.parts) > 3
+    compare(a, b)
+    assert len(made) == 2  # of a convolution, whose units are alike
     tnsim.session().clear()
 
 

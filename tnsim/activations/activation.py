@@ -8,7 +8,7 @@ trapezoidal sums converge exponentially.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
@@ -565,6 +565,20 @@ def _horner(coefficients: tuple[float, ...], u: Any) -> Any:
     return total
 
 
+def about(polynomial: Sequence[float] | np.ndarray, place: Any) -> list[Any]:
+    """Coefficients of a polynomial in powers of the distance from a place, or from each of several.
+
+    Example:
+        >>> about((0.0, 0.0, 1.0), 3.0)
+        [9.0, 6.0, 1.0]
+    """
+    size = len(polynomial)
+    return [
+        sum(polynomial[q] * comb(q, p) * place ** (q - p) for q in range(p, size))
+        for p in range(size)
+    ]
+
+
 def _gates(kinks: tuple[float, ...], pieces: tuple[tuple[float, ...], ...]) -> tuple[Gate, ...]:
     """What every kink adds to the polynomial on its left, in powers of the distance to the kink."""
     gates = [Gate(0.0, inf, pieces[0])] if any(pieces[0]) or not kinks else []
@@ -574,11 +588,7 @@ def _gates(kinks: tuple[float, ...], pieces: tuple[tuple[float, ...], ...]) -> t
         change[: len(right)] += right
         # What the polynomial gains at the kink, first in powers of u, then in powers of u - kink.
         change[: len(left)] -= left
-        shifted = [
-            sum(change[q] * comb(q, p) * kink ** (q - p) for q in range(p, size))
-            for p in range(size)
-        ]
-        gates.append(Gate(kink, 0.0, tuple(float(x) for x in shifted)))
+        gates.append(Gate(kink, 0.0, tuple(float(x) for x in about(change, kink))))
     return tuple(gates)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
-from math import comb, factorial, inf, log, pi, sqrt
+from math import factorial, inf, log, pi, sqrt
 from typing import Any
 
 import jax
@@ -16,7 +16,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.activations.activation import Activation, ClosedPart, Gate, Part, Remainder, Tail, Wave
+from tnsim.activations.activation import (
+    Activation,
+    ClosedPart,
+    Gate,
+    Part,
+    Remainder,
+    Tail,
+    Wave,
+    about,
+)
 from tnsim.activations.normal import (
     Real,
     cumulative,
@@ -85,12 +94,8 @@ def polynomial_coefficients(
     z^j = sum_i j! / (2^i i! (j - 2i)!) he_(j - 2i).
     """
     degree = len(polynomial) - 1
-    # Coefficients of z^j in the polynomial of m + s z, by the binomial theorem.
-    powers = [
-        sum(polynomial[q] * comb(q, j) * mean ** (q - j) for q in range(j, degree + 1))
-        * deviation**j
-        for j in range(degree + 1)
-    ]
+    # Coefficients of z^j in the polynomial of m + s z.
+    powers = [c * deviation**j for j, c in enumerate(about(polynomial, mean))]
     zero = 0 * (mean + deviation)
     rows = []
     for k in range(degree + 1):
@@ -251,6 +256,16 @@ def _hermite_rows(first: Real, z: Real, order: int, dtype: Any) -> Float[Any, "o
     return jnp.concatenate([first[None], rows])
 
 
+def times_z(c: Real) -> Real:
+    """Coefficients of z f: z h_k = sqrt(k+1) h_(k+1) + sqrt k h_(k-1); the last order is short."""
+    xp = library(c)
+    # `none + k c[:-1]` raises: entry k gets sqrt(k) c_(k-1). `k c[1:] + none` lowers: entry k gets
+    # sqrt(k+1) c_(k+1), for which the last entry lacks its partner.
+    k = xp.sqrt(xp.arange(1, len(c), dtype=c.dtype))[:, None]
+    none = xp.zeros_like(c[:1])
+    return xp.concatenate([none, k * c[:-1]]) + xp.concatenate([k * c[1:], none])
+
+
 def _gate_coefficients(gate: Gate, mean: Real, deviation: Real, order: int) -> Real:
     """Closed forms for (u - knot)^p Phi((u - knot) / width).
 
@@ -285,11 +300,7 @@ def _gate_coefficients(gate: Gate, mean: Real, deviation: Real, order: int) -> R
     for p in range(1, most + 1):
         # Smooth gate: u f = (m - knot) f + s z f, and z moves orders up and down.
         if gate.width:
-            up = xp.sqrt(k) * rows[1:]
-            down = xp.sqrt(k[: len(rows) - 1]) * rows[:-1]
-            none = xp.zeros_like(rows[:1])
-            beside = xp.concatenate([up, none]) + xp.concatenate([none, down])
-            rows = u * rows + deviation * beside
+            rows = u * rows + deviation * times_z(rows)
         else:
             # Kink: the derivative of u_+^p is p u_+^(p-1), and c_k[f] = s c_(k-1)[f'] / sqrt k.
             # Only the means, the order 0, need the moments of a normal variable cut off at the

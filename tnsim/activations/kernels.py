@@ -40,7 +40,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from tnsim.activations.activation import Activation, Gate, Remainder, Tail, Wave, activation
-from tnsim.activations.coefficients import average, coefficients, energies, norms
+from tnsim.activations.coefficients import average, coefficients, energies, norms, times_z
 from tnsim.activations.normal import Real, repeat
 from tnsim.activations.pairs import SLOPE_ORDERS, pair_derivatives, slopes_by_law
 from tnsim.errors import ModelError, UnsupportedLayer
@@ -544,16 +544,6 @@ def at_rest(c: Real, deviation: Real, slope: Real) -> Real:
     known = (deviation == 0) & jnp.isfinite(slope)
     # A change of E f'(u) itself is of second order beside a row of zeros.
     return jnp.asarray(c).at[1].set(jnp.where(known, not_differentiated(slope), c[1]))
-
-
-def times_z(c: Real) -> Real:
-    """Coefficients of z f: z h_k = sqrt(k+1) h_(k+1) + sqrt k h_(k-1); the last order is short."""
-    xp = library(c)
-    # `none + k c[:-1]` raises: entry k gets sqrt(k) c_(k-1). `k c[1:] + none` lowers: entry k gets
-    # sqrt(k+1) c_(k+1), for which the last entry lacks its partner.
-    k = xp.sqrt(xp.arange(1, len(c), dtype=c.dtype))[:, None]
-    none = xp.zeros_like(c[:1])
-    return xp.concatenate([none, k * c[:-1]]) + xp.concatenate([k * c[1:], none])
 
 
 def left_over(f: Activation, c: Real, energy: Real, degree: int = 0) -> Real:

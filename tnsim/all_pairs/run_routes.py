@@ -45,7 +45,7 @@ from tnsim.compare.by_features import Vectors
 from tnsim.compare.by_kernels import Kernels, prepared_under
 from tnsim.compare.by_points import AtPoints, are_inputs, route_name
 from tnsim.compare.numbers import cosine_error
-from tnsim.compare.operands import in_units_of_run
+from tnsim.compare.operands import in_units, in_units_of_run
 from tnsim.compare.request import Estimate, summands
 from tnsim.engine.planner import Budget
 from tnsim.engine.runtime import execution
@@ -86,8 +86,10 @@ class AsVectors(Blocks):
         """See `Blocks.prepared`."""
         units, slices = job.setting.units, job.setting.slices
         index, coefficients = of.terms
-        # Models in scientific notation, in units that all models of the run share.
-        made = [in_units_of_run(model, units, slices) for model in of.models]
+        # Models in scientific notation, in units that all models of the run share. Parts of a
+        # vector have values in common, which are belongings of the model that is scaled.
+        scaled = in_units_of_run if len(self.sections) == 1 else in_units
+        made = [scaled(model, units, slices) for model in of.models]
         weights = None
         # Where every entry is a single model with coefficient 1, features need no sums, which take
         # a tenth of the time and of the memory of 100 models.
@@ -297,11 +299,21 @@ class OverPoints(Way):
             error = np.full(sums.products.mantissa.shape[1:3], np.inf)
         return Tile(products, error)
 
-    def _sums(self, job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> Sums:
-        if rows != columns:
-            return _sums(job.setting, self.points, rows, columns)
-        key = tuple(entry.digest for entry in rows)
-        return job.kept(key, lambda: _sums(job.setting, self.points, rows, None))
+    def _sums(self, job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...] | None) -> Sums:
+        """Inner products by groups of points, of rows with columns; None for rows with rows."""
+        if rows == columns:
+            key = tuple(entry.digest for entry in rows)
+            return job.kept(key, lambda: self._sums(job, rows, None))
+        setting, points = job.setting, self.points
+        known: dict[str, Part] = {}  # parts that several entries have in common run once
+        first = [_terms(entry, known, setting.dtype) for entry in rows]
+        second = None
+        if columns is not None:
+            second = [_terms(entry, known, setting.dtype) for entry in columns]
+        means = columns is None and are_inputs(points, setting.metric)
+        asked = setting.slices, setting.dtype, setting.budget
+        found = at_points.sums(first, second, points, *asked, means=means)
+        return at_points.with_cancellation(found, first, second, points, setting.dtype)
 
 
 class ForwardRun(RouteOfRun):
@@ -365,22 +377,6 @@ class ForwardRun(RouteOfRun):
         """Number of output values of a plain function at a point, 0 where all are models."""
         of_functions = [entry for entry in self.models.entries if entry.d_in is None]
         return max((entry.d_out * (entry.n_ctx or 1) for entry in of_functions), default=0)
-
-
-def _sums(
-    setting: PairSetting, points: Points, rows: Sequence[Entry], columns: Sequence[Entry] | None
-) -> Sums:
-    """Inner products by groups of points, of rows with columns, or with rows where this is None."""
-    # Parts that several entries have in common run once.
-    known: dict[str, Part] = {}
-    first = [_terms(entry, known, setting.dtype) for entry in rows]
-    second = None
-    if columns is not None:
-        second = [_terms(entry, known, setting.dtype) for entry in columns]
-    means = columns is None and are_inputs(points, setting.metric)
-    asked = setting.slices, setting.dtype, setting.budget
-    found = at_points.sums(first, second, points, *asked, means=means)
-    return at_points.with_cancellation(found, first, second, points, setting.dtype)
 
 
 def function_entry(source: Source, metric: Any, stored: bool) -> Entry:

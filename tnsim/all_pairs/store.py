@@ -596,7 +596,8 @@ def check(path: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> Non
                     f"{ours['metric']} has other parameters there, such as inputs, their length "
                     "or number, mean or covariance",
                 )
-            raise other_run(path, _differs(name, theirs[name], ours[name]))
+            known, asked = (json.dumps(run[name]) for run in (theirs, ours))
+            raise other_run(path, f"{name} {known}, and {asked} is asked for")
 
 
 def check_models(path: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
@@ -610,10 +611,6 @@ def check_models(path: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any])
 def other_run(path: Path, what: str) -> StoreMismatch:
     """The error of a store that holds another run."""
     return StoreMismatch(f"{path}: holds another run: {what}; give another path, or remove it")
-
-
-def _differs(name: str, theirs: Any, ours: Any) -> str:
-    return f"{name} {json.dumps(theirs)}, and {json.dumps(ours)} is asked for"
 
 
 def _over(parts: Mapping[str, Any] | None) -> str:

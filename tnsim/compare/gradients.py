@@ -243,7 +243,11 @@ def comparison_of(
     # Where points stand for the metric, the metric's own numbers must not be traced as well.
     metric = request.metric if points is None else None
     leaves, tree = jax.tree.flatten((a, None if b is a else b, metric))
-    numbers = {n: leaf for n, leaf in enumerate(leaves) if _is_number(leaf)}
+    numbers = {
+        n: leaf
+        for n, leaf in enumerate(leaves)
+        if hasattr(leaf, "dtype") or isinstance(leaf, float)
+    }
     # Leaves that are no numbers are part of the key under which JAX keeps compiled programs, so
     # they are a tuple that can be hashed.
     others = tuple((n, leaf) for n, leaf in enumerate(leaves) if n not in numbers)
@@ -254,10 +258,6 @@ def comparison_of(
 def _is_moved(tree: Any) -> bool:
     """Whether a leaf is marked by True."""
     return any(leaf is True for leaf in jax.tree.leaves(tree))
-
-
-def _is_number(leaf: Any) -> bool:
-    return hasattr(leaf, "dtype") or isinstance(leaf, float)
 
 
 def _compiled(**options: Any) -> Any:

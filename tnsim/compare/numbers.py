@@ -190,17 +190,17 @@ class Number(np.float64):
         return f"{100 * share:.0f} % of the squared norm is the mean" if share > 0.5 else ""
 
     def _repr_html_(self) -> str:
-        rows = [("metric", self.metric), ("exact", self.exact)]
-        if self.route is not None:
-            rows.append(("route", self.route))
-        if self.standard_error is not None:
-            rows.append(("standard error", self.standard_error))
-        rows += [("caveat", caveat) for caveat in self.caveats]
-        if self.inputs is not None:
-            rows.append(("inputs", self.inputs))
-        if self.mean_share is not None:
-            rows.append(("share of the mean", f"{self.mean_share:.3g}"))
-        return html_table(repr(float(self)), rows)
+        share = None if self.mean_share is None else f"{self.mean_share:.3g}"
+        rows = [
+            ("metric", self.metric),
+            ("exact", self.exact),
+            ("route", self.route),
+            ("standard error", self.standard_error),
+            *(("caveat", caveat) for caveat in self.caveats),
+            ("inputs", self.inputs),
+            ("share of the mean", share),
+        ]
+        return html_table(repr(float(self)), [row for row in rows if row[1] is not None])
 
 
 def _with_error(value: float, error: float) -> str:

@@ -50,7 +50,7 @@ V = TypeVar("V")
 _FAR = 2**14
 """An exponent of two beyond all floats."""
 _SMALL = 2**16
-"""Weights of a model that is kept in the units of a run, half a MiB."""
+"""Most weights of a model that is kept in the units of a run, half a MiB."""
 
 
 def numbered_models(first: AnyModel, second: AnyModel) -> tuple[list[Model], Places]:

@@ -551,25 +551,18 @@ class Estimate:
             return "on these inputs" if self.route == "data" else "exact"
         return "estimate" if self.route == "sampling" else "approximation"
 
-    @property
-    def _products(self) -> str:
-        names = ", ".join(self.outputs)
-        alone = self.outputs == ("AB",)
-        return (
-            f"{names}, without the norms of a similarity (cosine=True, --cosine)"
-            if alone
-            else names
-        )
-
     def _table_rows(self) -> list[tuple[str, str]]:
         """Names and descriptions of the properties that tables show."""
         work = f"{count_text(self.multiplications)} scalar multiplications of {self.dtype}"
         memory = f"{self.peak_bytes / 2**20:,.2f} MiB of {self.dtype} beside the models"
         counted = ", ".join(f"{count_text(number)} {name}" for name, number in self.facts)
+        products = ", ".join(self.outputs)
+        if products == "AB":
+            products += ", without the norms of a similarity (cosine=True, --cosine)"
         rows = [
             ("metric", f"{self.metric} ({self._guarantee})"),
             ("route", f"{self.route}: {counted}" if counted else self.route),
-            ("inner products", self._products),
+            ("inner products", products),
             ("multiplications", work),
             ("peak memory", memory),
         ]

@@ -445,7 +445,10 @@ def check(
     if not models and isinstance(chosen, Empirical):  # functions alone, on inputs of an estimate
         *positions, width = chosen.inputs.shape[1:]
         reading = Reading(width, positions[0] if positions else None, 1)
-    points = _drawn_points(asked, reading, samples, seed)
+    if isinstance(asked, Categorical):
+        points = dataclasses.replace(asked, samples=samples, seed=seed).points(reading)
+    else:
+        points = draws(samples, seed, gaussian_draws(asked, reading))
     work, most = work_of(models, points).multiplications, Budget().multiplications
     if work > most:
         raise TooLarge(
@@ -471,13 +474,6 @@ def _estimated_cosine(sums: Sums, arithmetic: Arithmetic) -> tuple[float, float]
     errors = cosine_error(sums)
     assert errors is not None  # samples are drawn
     return float(precision.clipped(cosines, arithmetic.dtype)[0, 0]), float(errors[0, 0])
-
-
-def _drawn_points(metric: Expectation, reading: Reading, samples: int, seed: int) -> Points:
-    """Draws from the distribution of inputs of a metric."""
-    if isinstance(metric, Categorical):
-        return dataclasses.replace(metric, samples=samples, seed=seed).points(reading)
-    return draws(samples, seed, gaussian_draws(metric, reading))
 
 
 @contextlib.contextmanager

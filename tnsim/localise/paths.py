@@ -33,7 +33,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias, overload
+from typing import Any, Literal, NamedTuple, overload
 
 import jax
 import numpy as np
@@ -97,7 +97,7 @@ from tnsim.models.model import (
 from tnsim.options import checked, shown
 from tnsim.problems import at_points
 from tnsim.problems.hidden_units import bias_in_outputs, hidden_units, tells_units_apart
-from tnsim.problems.kernels import KERNEL_DTYPE, PreparedModel, products_of_parts, units_under
+from tnsim.problems.kernels import KERNEL_DTYPE, ToldApart, products_of_parts, units_under
 from tnsim.scaled import beyond_float, power
 from tnsim.tables import guarantee, html_table
 
@@ -108,8 +108,6 @@ _LARGE = 1e3
 of float64."""
 START, REST = "embed", "remainder"
 """Label of the path through no component, and of paths that are not told apart."""
-_Parts: TypeAlias = tuple[PreparedModel, np.ndarray | None]
-"""A model as prepared, and its bias in the same scale; None where the bias is no component."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -270,16 +268,12 @@ def edges_between(model: Model, by: str, setting: Setting) -> Edges:
         sums = at_points.sums(rows, one, switched.points, False, setting.dtype, setting.budget)
         squares = at_points.over_groups(sums.rows)
         cut = np.asarray(power(squares.mantissa, squares.exponent))
-    labels = tuple(_edge_label(parts, edge) for edge in edges)
+    names = {EMBED: START} | {n: part.label for n, part in enumerate(parts)}
+    labels = tuple(f"{names[x.source]} > {x.leg} of {names[x.target]}" for x in edges)
     exact, said = is_exact(setting.metric, [model]), caveats(model)
     return Edges(
         labels, share, cut / norm, 1.0 - float(share.sum()), setting.metric.name, exact, said
     )
-
-
-def _edge_label(parts: tuple[Component, ...], edge: Edge) -> str:
-    source = START if edge.source == EMBED else parts[edge.source].label
-    return f"{source} > {edge.leg} of {parts[edge.target].label}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -643,19 +637,19 @@ def _compared(a: Model, b: Model | None, setting: Setting, question: _Question) 
     if _reads_units(both, parts, setting.metric):
         inner, dtype = _products_of_units(a, both[-1], (parts[0], parts[-1]), setting), KERNEL_DTYPE
         bra, ket = (_side_of_units(own, question) for own in (parts[0], parts[-1]))
-        total = abs((bra.signs @ inner.values @ ket.signs.T).sum())
-        rounding = Arithmetic(degree, dtype).rounding
-        error = float(rounding * inner.sizes.sum() / total) if total else 0.0
+        lost = Arithmetic(degree, dtype).rounding * inner.sizes.sum()
     else:
         bra = _side(a, parts[0], question)
         ket = bra if len(both) == 1 else _side(both[1], parts[1], question)
         inner = gram(bra.models, None if ket is bra else ket.models, setting)
         for axis in (0, 1):  # a model that is zero with all others has lost its states
             precision.check_terms(inner.sizes.max(axis=axis), dtype)
-        error = _error_of_shares(bra, ket, inner, setting, degree)
-    precision.report(error, "a share of a path", Arithmetic(degree, dtype))
+        lost = _lost_by_rounding(bra, ket, inner, setting, degree)
     # Inner products are bilinear, so those of paths are the signed sums on both sides.
     mantissas = bra.signs @ inner.values @ ket.signs.T
+    total = abs(mantissas.sum())
+    error = float(lost / total) if total else 0.0
+    precision.report(error, "a share of a path", Arithmetic(degree, dtype))
     left_out = None if inner.left_out is None else bra.signs @ inner.left_out @ ket.signs.T
     bra_labels, ket_labels = bra.labels, ket.labels
     # Matrices that merge paths into the remainder, needed once more for the standard errors.
@@ -738,24 +732,13 @@ def _products_of_units(
     """
     with execution.precision():
         sides = [_with_bias(model, own, setting) for model, own in zip((a, b), parts, strict=True)]
-        values = _products_of_parts(*sides)
-        own = (values, values) if b is a else (_products_of_parts(x, x) for x in sides)
+        values = products_of_parts(*sides)
+        own = (values, values) if b is a else (products_of_parts(x, x) for x in sides)
         lengths = [np.sqrt(np.maximum(matrix.diagonal(), 0.0)) for matrix in own]
     return Gram(values, np.outer(*lengths), float(sum(made.exponent for made, _ in sides)))
 
 
-def _products_of_parts(a: _Parts, b: _Parts) -> np.ndarray:
-    """The inner products of the parts of two models, over their pairs of positions."""
-    (bra, first), (ket, second) = a, b
-    pairs = zip(bra.counts, bra.positions, ket.positions, strict=True)
-    products = (
-        count * products_of_parts(one.first, two.first, (first, second))
-        for count, one, two in pairs
-    )
-    return sum(products, np.zeros(()))
-
-
-def _with_bias(model: Model, parts: Sequence[Component], setting: Setting) -> _Parts:
+def _with_bias(model: Model, parts: Sequence[Component], setting: Setting) -> ToldApart:
     """A model as prepared, with its bias."""
     reading = model.d_in, model.n_ctx
     made = units_under(hidden_units(model), setting.metric, reading, KERNEL_DTYPE)
@@ -764,11 +747,10 @@ def _with_bias(model: Model, parts: Sequence[Component], setting: Setting) -> _P
     return made, None if bias is None else power(np.asarray(bias), -made.exponent)
 
 
-def _error_of_shares(bra: _Side, ket: _Side, inner: Gram, setting: Setting, degree: float) -> float:
-    """The bound of the error that rounding leaves in a share of a path."""
-    total = abs((bra.signs @ inner.values @ ket.signs.T).sum())
-    if not total:
-        return 0.0
+def _lost_by_rounding(
+    bra: _Side, ket: _Side, inner: Gram, setting: Setting, degree: float
+) -> float:
+    """The bound of what rounding leaves open of the sum of a path's inner products."""
     factors = []
     for side in (bra, ket):
         # In float64 the largest model tells for all what cancels within layers that are always on,
@@ -785,7 +767,7 @@ def _error_of_shares(bra: _Side, ket: _Side, inner: Gram, setting: Setting, degr
     signs, rounding = abs(bra.signs), Arithmetic(degree, setting.dtype).rounding
     read = (signs @ sizes @ abs(ket.signs.sum(axis=0))).max()
     added = (signs @ sizes @ abs(ket.signs).sum(axis=0)).max()
-    return float((rounding * read + Arithmetic(degree, "float64").rounding * added) / total)
+    return rounding * read + Arithmetic(degree, "float64").rounding * added
 
 
 def _largest_weight(model: Model) -> float:

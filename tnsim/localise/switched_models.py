@@ -645,14 +645,10 @@ def _stacked_blocks(
     return np.array(groups), jax.tree.map(lambda *same: np.stack(same), *blocks)
 
 
+@cache
 def _program(function: Callable[..., Any], *static: int) -> Callable[..., Any]:
     """A function compiled once for all arrays of one shape, with these arguments static."""
     check_addresses()
-    return _jitted(function, *static)
-
-
-@cache
-def _jitted(function: Callable[..., Any], *static: int) -> Callable[..., Any]:
     return jax.jit(function, static_argnums=static, compiler_options=compiler_options())
 
 

@@ -232,18 +232,11 @@ class SequenceInputs(NamedTuple):
         return shape if is_diagonal else shape * 2
 
 
-def input_kind(metric: Metric, lifted: bool) -> InputKind:
-    """Structure of the moments that a metric uses when it joins layer over layer."""
-    mean, cov = _mean_and_covariance(metric)
-    centred = metric.pairs_within_model and mean is None and not lifted
-    return InputKind(centred, _structure(cov) if mean is None else "full")
-
-
 def whole_tree_kind(metric: Metric, lifted: bool) -> InputKind:
     """Structure of the second moment that diagrams over whole trees use.
 
     Diagrams have no legs for a mean. With a mean, or with the constant of the lift, they run at
-    full second moments `C + t m m^T`, and the kind counts as not centred (see `second_moment_at`).
+    full second moments `C + t m m^T`, and the kind counts as not centred (see `input_moments`).
     Where bra legs only meet ket legs, the constant is a coordinate like any other.
     """
     mean, cov = _mean_and_covariance(metric)
@@ -252,18 +245,20 @@ def whole_tree_kind(metric: Metric, lifted: bool) -> InputKind:
     return InputKind(centred=True, moment=_structure(cov))
 
 
-def input_moments(metric: Metric, d: int, lifted: bool) -> dict[str, Any]:
+def input_moments(metric: Metric, d: int, lifted: bool, t: float | None = None) -> dict[str, Any]:
     """Moment arrays of a vector input with D = d coordinates, or D = d + 1 with the constant first.
 
     Args:
         metric: Metric with a mean and a covariance; without them, zero and the identity.
         d: Coordinates that the models read.
         lifted: Whether to add the constant.
+        t: Variance of the constant, of either sign, for the second moment `C + t m m^T` (see
+            `problems.families`); None for the moment of the input itself, as at 1.
 
     Returns:
         Arrays by the names of leaves. `MEAN` is E[x], (D,), absent where zero. `COVARIANCE` is the
         second moment E[x x^T], (D, D), or its diagonal (D,) where all other entries are zero;
-        absent where it is the identity.
+        absent where it is the identity. At a t it is a matrix.
 
     Raises:
         ModelError: The metric is for another number of coordinates.
@@ -272,7 +267,7 @@ def input_moments(metric: Metric, d: int, lifted: bool) -> dict[str, Any]:
     mean, cov = _mean_and_covariance(metric)
     xp = library(mean, cov)
     # With M = (1, m) lifted, else M = m: E[x~ x~^T] = C + M M^T, C padded with zeros if lifted.
-    structure = input_kind(metric, lifted).moment
+    structure = _structure(cov) if mean is None and t is None else "full"
     moments = {}
     if lifted:
         mean = xp.concatenate([xp.ones(1), xp.zeros(d) if mean is None else mean])
@@ -285,7 +280,7 @@ def input_moments(metric: Metric, d: int, lifted: bool) -> dict[str, Any]:
         if lifted:
             moment = xp.pad(moment, ((1, 0), (1, 0)))  # the constant does not vary
         if mean is not None:
-            moment = moment + mean[:, None] * mean[None, :]
+            moment = moment + (1.0 if t is None else t) * mean[:, None] * mean[None, :]
         moments[COVARIANCE] = moment
     return moments
 
@@ -423,6 +418,38 @@ def root_of(cov: Any, rounding: float = ROUNDING_OF_COVARIANCES) -> Any:
     return units[:, None] * vectors * np.sqrt(np.where(kept, values, 0.0))
 
 
+def mean_of(metric: Metric, d: int) -> Float[np.ndarray, " d"]:
+    """The mean of the inputs of a metric, zeros where it has none.
+
+    Args:
+        metric: Any metric.
+        d: Number of coordinates of the inputs.
+
+    Raises:
+        ModelError: The metric is for inputs of another width.
+
+    Example:
+        >>> import tnsim
+        >>> mean_of(tnsim.Gaussian(), 2)
+        array([0., 0.])
+    """
+    check_coordinates(metric, d)
+    mean = getattr(metric, "mean", None)
+    return np.zeros(d) if mean is None else np.asarray(mean, np.float64)
+
+
+def mean_and_root(
+    metric: Metric, d: int
+) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, "d d"] | Float[np.ndarray, " d"]]:
+    """The mean and a root of the covariance of d coordinates, see `mean_of` and `root_of`.
+
+    The covariance may be singular, and the root be a diagonal: no matrix is made where none was
+    given, as of tokens.
+    """
+    cov = getattr(metric, "cov", None)
+    return mean_of(metric, d), np.ones(d) if cov is None else root_of(cov)
+
+
 def input_sizes(metric: Metric, d: int) -> Float[Array, " d"]:
     """Sizes of the coordinates of an input, as logarithms to base 2, over all positions.
 
@@ -483,28 +510,6 @@ def _log2(xp: Any, values: Any) -> Any:
     """Logarithms to base 2, -inf for zero."""
     positive = values > 0
     return xp.where(positive, xp.log2(xp.where(positive, values, 1.0)), -xp.inf)
-
-
-def second_moment_at(metric: Metric, d: int, lifted: bool, t: float) -> Any:
-    """The second moment C + t m m^T at the variance t of the constant (see `problems.families`).
-
-    Args:
-        metric: A Gaussian metric.
-        d: Coordinates that the models read.
-        lifted: Whether the constant is added, first; if not, the metric must have a mean.
-        t: Variance of the constant, of either sign.
-
-    Returns:
-        An array (D, D), with D as for `input_moments`.
-
-    Raises:
-        ModelError: The metric is for another number of coordinates.
-    """
-    moments = input_moments(metric, d, lifted)
-    mean = moments[MEAN]
-    xp = library(mean)
-    moment = _as_matrix(xp, moments.get(COVARIANCE), len(mean))
-    return moment + (t - 1.0) * mean[:, None] * mean[None, :]  # `moment` already has m m^T once
 
 
 def sequence_inputs(metric: Metric, d: int, n_ctx: int) -> SequenceInputs:
@@ -693,7 +698,7 @@ def gaussian_points(
     # x = m + T z for a standard normal z, and models see `rows T z` alone. Directions in which that
     # vanishes need no nodes. The other directions are made orthogonal, so that coordinates along
     # them are independent: a rotation of z keeps its distribution.
-    mean, root = _mean_and_root(metric, reading)
+    mean, root = _of_whole_inputs(metric, reading)
     root = np.diag(root) if root.ndim == 1 else root
     # The model reads each position through the same rows, so a sequence through the block-diagonal
     # matrix of them.
@@ -762,7 +767,7 @@ def normal_map(metric: Any, reading: Reading) -> Callable[[np.ndarray], np.ndarr
         >>> normal_map(tnsim.Gaussian(mean=[1.0]), Reading(1, None, 1))(np.ones((1, 1))).tolist()
         [[2.0]]
     """
-    return partial(_inputs_at, *_mean_and_root(metric, reading), reading.shape)
+    return partial(_inputs_at, *_of_whole_inputs(metric, reading), reading.shape)
 
 
 def _inputs_at(
@@ -773,17 +778,10 @@ def _inputs_at(
     return (mean + centred).reshape(len(z), *shape)
 
 
-def _mean_and_root(
+def _of_whole_inputs(
     metric: Any, reading: Reading
 ) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, "d d"] | Float[np.ndarray, " d"]]:
-    """Mean and root T of the covariance T T' of whole inputs, sequences flattened.
-
-    The covariance may be singular, and the root be a diagonal.
-    """
+    """See `mean_and_root`: of sequences, flattened."""
     if reading.n_ctx is not None:
         metric = flattened(metric, reading.d_in, reading.n_ctx)
-    else:
-        check_coordinates(metric, reading.d_in)
-    size = math.prod(reading.shape)
-    mean = np.zeros(size) if metric.mean is None else np.asarray(metric.mean, np.float64)
-    return mean, np.ones(size) if metric.cov is None else root_of(metric.cov)
+    return mean_and_root(metric, math.prod(reading.shape))

@@ -400,12 +400,12 @@ def gaussian(bra: int, ket: int, centred: bool) -> tuple[Joining, ...]:
 
     Args:
         bra: Number of legs of the layer in the bra.
-        ket: Number of legs of the layer in the ket.
+        ket: Number of legs of the layer in the ket; 0 for the mean of the output of the bra's.
         centred: Whether the mean is zero, so that no leg is capped.
 
     Returns:
         Joinings. Their weights sum to (bra + ket - 1)!! if centred, and else to 1, the Gaussian
-        moment of order bra + ket at S = m = 1.
+        moment of order bra + ket at S = m = 1. There are none where the moment is 0.
 
     Source:
         Isserlis' theorem (paper, appendix A.3), with a mean as above.
@@ -426,17 +426,6 @@ def gaussian(bra: int, ket: int, centred: bool) -> tuple[Joining, ...]:
                 if weight:
                     caps = bra_caps, ket_caps
                     joinings.append(_representative(weight, (bra, ket), cross, caps))
-    return tuple(joinings)
-
-
-@session_cache
-def gaussian_mean(order: int, centred: bool) -> tuple[Joining, ...]:
-    """Joinings of the legs of a single layer, for the mean of its output; empty if that is 0."""
-    joinings = []
-    for caps in _numbers_of_caps(order, centred):
-        weight = float(hermite_at_one(caps) * _ways_on_a_side(order, 0, caps))
-        if weight:
-            joinings.append(_representative(weight, (order, 0), 0, (caps, 0)))
     return tuple(joinings)
 
 

@@ -57,7 +57,7 @@ from tnsim.models.scaling import Unit, scaled_with_shifts
 from tnsim.problems import features
 from tnsim.problems.conditioning import cancellation_at
 from tnsim.problems.features import FeatureBlock
-from tnsim.problems.layer_kinds import Kinds, LayerKind, kinds
+from tnsim.problems.layer_kinds import LayerKind, kinds
 from tnsim.problems.units import SampledStates
 from tnsim.scaled import (
     LOG_2,
@@ -130,28 +130,6 @@ class Needs(NamedTuple):
         return max(self.least, self.beside + min(limit, count * self.each))
 
 
-def multiplications(layers: Kinds, positions: int, points: Points) -> int:
-    """Number of scalar multiplications of a model's forward passes at all points.
-
-    Args:
-        layers: Kinds of the model's layers.
-        positions: Number of positions of an input, 1 for vectors.
-        points: Points of the measure.
-
-    Example:
-        >>> import tnsim
-        >>> points = tnsim.Empirical(np.eye(3)).points(None)
-        >>> multiplications(kinds(tnsim.Model([tnsim.Linear(np.eye(3))])), 1, points)
-        27
-    """
-    if points.tokens and layers[0].down is None:
-        layers = layers[1:]  # an embedding of tokens looks up rows and multiplies nothing
-    work = 0
-    for states, seen in points.states(positions):
-        work += states * sum(layer.multiplications(seen) for layer in layers)
-    return work
-
-
 class Work(NamedTuple):
     """The work of forward passes.
 
@@ -176,9 +154,11 @@ def work_of(parts: Iterable[Part], points: Points) -> Work:
     work = written = 0
     for model in parts:
         if isinstance(model, Model):
-            layers, positions = kinds(model), model.n_ctx or 1
-            work += multiplications(layers, positions, points)
-            for states, seen in points.states(positions):
+            layers = kinds(model)
+            # An embedding of tokens looks up rows and multiplies nothing.
+            multiplying = layers[1:] if points.tokens and layers[0].down is None else layers
+            for states, seen in points.states(model.n_ctx or 1):
+                work += states * sum(layer.multiplications(seen) for layer in multiplying)
                 written += states * sum(_state_numbers(layer, seen) for layer in layers)
     return Work(work, _BRANCHING * written if points.continuations else written)
 

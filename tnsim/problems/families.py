@@ -59,7 +59,6 @@ from tnsim.metrics.input_moments import (
     SequenceInputs,
     flattened,
     input_moments,
-    second_moment_at,
     sequence_inputs,
     sequence_moments,
     whole_tree_kind,
@@ -72,7 +71,7 @@ from tnsim.metrics.metric import (
 from tnsim.metrics.orbits import PairingRule
 from tnsim.metrics.protocol import Metric, joins_layers
 from tnsim.models.model import Model
-from tnsim.names import COVARIANCE, IDENTITY, ONE, ONES, SAME_POSITION, TRACE, Leaf, Pair, Side
+from tnsim.names import IDENTITY, ONE, ONES, SAME_POSITION, TRACE, Leaf, Pair, Side
 from tnsim.problems.diagrams import tree
 from tnsim.problems.hidden_units import MOST_PAIRED
 from tnsim.problems.layer_kinds import (
@@ -497,9 +496,7 @@ class WholeTree:
         # Flattened, the positions' moments are the moments of a single long vector.
         if self.n_ctx is not None:
             metric, d_in = flattened(metric, d_in, self.n_ctx), self.n_ctx * d_in
-        leaves = input_moments(metric, d_in, self.lifted)
-        if t is not None:
-            leaves[COVARIANCE] = second_moment_at(metric, d_in, self.lifted, t)
+        leaves = input_moments(metric, d_in, self.lifted, t)
         leaves |= identities(names, {IDENTITY: d_in + self.lifted})
         if TRACE in names:
             leaves[TRACE] = self._trace_array()

@@ -29,7 +29,7 @@ from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.devices import one_blas_thread, processors, replicated, shared, spread
 from tnsim.metrics.orbits import PairingRule
 from tnsim.metrics.protocol import Metric
-from tnsim.models.arrays import digest_of, in_float64
+from tnsim.models.arrays import digest_of
 from tnsim.models.model import Model, kept_with
 from tnsim.problems.layer_kinds import Kinds, kinds
 from tnsim.problems.layer_tensors import arrays
@@ -117,16 +117,12 @@ class FeatureSpace(Hashable, Protocol):
         """Number of elements of intermediates while a part of some models' vectors is made."""
         ...
 
-    def weights(self, model: Model) -> Any:
-        """The arrays of a model as a pytree, of equal shapes for models of equal kinds."""
-        ...
-
     def inputs(self, metric: Metric) -> Any:
         """The arrays besides the weights that all vectors depend on, as a pytree."""
         ...
 
-    def vector(self, weights: Any, inputs: Any) -> Float[Any, "out features"]:
-        """The vector of a model from its weights, in NumPy's float64."""
+    def vector(self, model: Model, inputs: Any) -> Float[Any, "out features"]:
+        """The vector of a model, in NumPy's float64."""
         ...
 
 
@@ -162,15 +158,12 @@ class EntrySpace(NamedTuple):
         once = self.d_out * (2 * self.length + rank * (self.d_in + self.lifted))
         return min(models, _TOGETHER) * once + models * self.length * self.d_out
 
-    def weights(self, model: Model) -> list[dict[str, Any]]:
-        return [arrays(layer, self.lifted) for layer in model.layers]
-
     def inputs(self, metric: Metric) -> None:
         return None
 
-    def vector(self, weights: list[dict[str, Any]], inputs: None) -> Float[Any, "out entries"]:
+    def vector(self, model: Model, inputs: None) -> Float[Any, "out entries"]:
         # `before` is the product of the linear layers below, which goes into both legs.
-        before, (layer,) = merged_layers(weights)
+        before, (layer,) = merged_layers([arrays(x, self.lifted) for x in model.layers])
         left, right = (leg if before is None else leg @ before for leg in layer.legs)
         outputs = slice(int(self.lifted), None)
         # Entries (out, i, j) of the bilinear form.
@@ -391,7 +384,7 @@ def _of_models(
 
     def vector(model: Model) -> Float[np.ndarray, "out features"]:
         def make() -> Float[np.ndarray, "out features"]:
-            return space.vector(in_float64(space.weights(model)), inputs())
+            return space.vector(model, inputs())
 
         # Small vectors of models that nobody can write to are kept as long as these live.
         is_small = keep and space.length * space.d_out <= KEPT

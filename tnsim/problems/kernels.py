@@ -375,32 +375,6 @@ def readout(model: Prepared) -> Float[Any, "out legs"]:
     return xp.concatenate([down_of(model), *beside] if model.units else beside, axis=1)
 
 
-def products_of_parts(
-    a: Prepared, b: Prepared, apart: tuple[np.ndarray | None, np.ndarray | None]
-) -> Float[np.ndarray, "parts others"]:
-    """The inner product of two functions, read off between their parts before it is summed.
-
-    Args:
-        a, b: Functions whose parts are the rows and the columns.
-        apart: A part of the constant of each that is told apart; None for none.
-
-    Returns:
-        Inner products of the constant with the input, which are one part, of every hidden unit, and
-        of the constant that is told apart, where there is one.
-    """
-    # Entry (i, j) is the kernel times the weights with which outputs read both legs.
-    kernel = np.asarray(whole_kernel(a, b))
-    first, second = (_readout_apart(model, own) for model, own in zip((a, b), apart, strict=True))
-    for model, own in zip((a, b), apart, strict=True):
-        # What is told apart is a leg that repeats the constant. Each turn exchanges both axes.
-        rows = kernel if own is None else np.concatenate([kernel, kernel[[model.units]]])
-        kernel = rows.T
-    products = np.asarray((first.T @ second) * kernel, np.float64)
-    for model, own in zip((a, b), apart, strict=True):
-        products = _gathered(products, model, own is not None).T
-    return products
-
-
 def _readout_apart(model: Prepared, apart: np.ndarray | None) -> np.ndarray:
     """The readout with a part of the constant as a leg of its own, behind all others."""
     matrix = np.array(readout(model))
@@ -540,6 +514,38 @@ class PreparedModel:
     counts: tuple[int, ...] = field(metadata={"static": True})
     exponent: Any
     cancels: float = field(default=1.0, metadata={"static": True})
+
+
+ToldApart: TypeAlias = tuple[PreparedModel, np.ndarray | None]
+"""A function as prepared, and a part of its constant that is told apart; None for none."""
+
+
+def products_of_parts(a: ToldApart, b: ToldApart) -> Float[np.ndarray, "parts others"]:
+    """The inner product of two functions, read off between their parts before it is summed.
+
+    Args:
+        a, b: Functions of a single segment, whose parts are the rows and the columns.
+
+    Returns:
+        Inner products, over all positions, of the constant with the input, which are one part, of
+        every hidden unit, and of the constant that is told apart, where there is one.
+    """
+    (bra, _), (ket, _) = a, b
+    total: Any = 0.0
+    for count, one, two in zip(bra.counts, bra.positions, ket.positions, strict=True):
+        both = [(x.first, apart) for x, (_, apart) in zip((one, two), (a, b), strict=True)]
+        # Entry (i, j) is the kernel times the weights with which outputs read both legs.
+        kernel = np.asarray(whole_kernel(one.first, two.first))
+        first, second = (_readout_apart(*each) for each in both)
+        for model, own in both:
+            # What is told apart is a leg that repeats the constant. Each turn exchanges both axes.
+            rows = kernel if own is None else np.concatenate([kernel, kernel[[model.units]]])
+            kernel = rows.T
+        products = np.asarray((first.T @ second) * kernel, np.float64)
+        for model, own in both:
+            products = _gathered(products, model, own is not None).T
+        total = total + count * products
+    return total
 
 
 def under(

@@ -25,7 +25,7 @@ from tnsim.models.layers import (
     map_names,
 )
 from tnsim.models.model import Model
-from tnsim.names import SCORES, WEIGHT
+from tnsim.names import SCORES, WEIGHT, Side
 from tnsim.sessions import per_object_cache
 
 
@@ -263,16 +263,8 @@ def need_constant(models: Collection[Kinds]) -> bool:
     return len({math.prod(layer.order for layer in layers) % 2 for layers in models}) > 1
 
 
-class Step(NamedTuple):
-    """The layers that a step applies, by their numbers.
-
-    Args:
-        bra: Number of the bra's layer; None where the bra waits.
-        ket: Number of the ket's layer; None where the ket waits.
-    """
-
-    bra: int | None
-    ket: int | None
+Step: TypeAlias = dict[Side, int | None]
+"""Numbers of the layers that a step applies, by model; None where a model waits."""
 
 
 def align(bra: Kinds, ket: Kinds) -> tuple[Step, ...]:
@@ -282,15 +274,15 @@ def align(bra: Kinds, ket: Kinds) -> tuple[Step, ...]:
         bra, ket: Kinds of the layers of each model.
 
     Returns:
-        Steps in order; every layer is in a single step.
+        Steps in order, of the bra as A and the ket as B; every layer is in a single step.
 
     Example:
         >>> import tnsim
         >>> from tnsim.problems.layer_kinds import kinds
         >>> linear, square = tnsim.Linear([[1.0]]), tnsim.Bilinear([[1.0]], [[1.0]], [[1.0]])
         >>> bra, ket = (kinds(tnsim.Model(layers)) for layers in ([linear, square], [square]))
-        >>> [tuple(step) for step in align(bra, ket)]
-        [(0, None), (1, 0)]
+        >>> align(bra, ket)
+        ({'A': 0, 'B': None}, {'A': 1, 'B': 0})
     """
     steps: list[Step] = []
     # Numbers of the next layer of each model. Every step applies a layer of at least one model, so
@@ -306,7 +298,7 @@ def align(bra: Kinds, ket: Kinds) -> tuple[Step, ...]:
             advances = True, True
         else:
             advances = one == 1, two == 1
-        steps.append(Step(i if advances[0] else None, j if advances[1] else None))
+        steps.append({"A": i if advances[0] else None, "B": j if advances[1] else None})
         i += advances[0]
         j += advances[1]
     return tuple(steps)

@@ -112,21 +112,13 @@ def sequence_shapes(kind: LayerKind, n_ctx: int) -> dict[str, tuple[int, ...]]:
         >>> sequence_shapes(kind, n_ctx=4)
         {'WEIGHT': (3, 2), 'WEIGHT_BIAS': (3,)}
     """
-    shapes: dict[str, tuple[int, ...]] = {}
-    if kind.mixes_positions:
-        shapes = _attention_shapes(kind, n_ctx)
-    elif kind.down is None:
-        shapes[WEIGHT] = (kind.d_out, kind.d_in)
-    else:
-        shapes[kind.down] = (kind.d_out, kind.rank)
-        for role in kind.legs:
-            shapes[role] = (kind.rank, kind.d_in)
+    found = _attention_shapes(kind, n_ctx) if kind.mixes_positions else shapes(kind, lifted=False)
     for role in kind.biases:
-        shape = shapes[role]
-        shapes[bias_of(role)] = shape[:1] if role == kind.down else shape[:-1]
+        shape = found[role]
+        found[bias_of(role)] = shape[:1] if role == kind.down else shape[:-1]
     if kind.skips:
-        shapes[SKIP] = ()
-    return shapes
+        found[SKIP] = ()
+    return found
 
 
 def _attention_shapes(kind: LayerKind, n_ctx: int) -> dict[str, tuple[int, ...]]:
@@ -255,18 +247,21 @@ def arrays(layer: Layer, lifted: bool) -> dict[str, Any]:
         return plain
     xp = library(plain)
     if WEIGHT in plain:
-        return {WEIGHT: _lifted_map(xp, plain[WEIGHT], plain.get(bias_of(WEIGHT)))}
+        rows = with_bias(plain[WEIGHT], plain.get(bias_of(WEIGHT)))
+        return {WEIGHT: xp.concatenate([xp.eye(1, rows.shape[1], dtype=rows.dtype), rows])}
     # Lifted DOWN has a row 0 that computes the constant from the constant hidden unit, and the
     # biases in the column of that unit. A skip adds skip * 1 to row 0, so its entry is 1 - skip.
     down, skip = plain[DOWN], plain.get(SKIP)
-    entry = 1.0 if skip is None else 1.0 - skip
-    column = _lifted_column(xp, entry, plain.get(bias_of(DOWN)), len(down), down.dtype)
+    entry = xp.asarray(1.0 if skip is None else 1.0 - skip, down.dtype).reshape(1)
+    bias = plain.get(bias_of(DOWN))
+    column = xp.concatenate([entry, xp.zeros(len(down), down.dtype) if bias is None else bias])
     padded = xp.concatenate([xp.zeros((1, down.shape[1]), down.dtype), down])
     roles = {DOWN: xp.concatenate([padded, column[:, None]], axis=1)}
     legs = [name.upper() for name in affine_maps(core_of(layer))[0]]
-    for role in legs:
-        roles[role] = _with_constant_unit(xp, plain[role], plain.get(bias_of(role)))
-    unit = xp.eye(1, roles[legs[0]].shape[1], dtype=down.dtype)[0]
+    unit = xp.eye(1, plain[legs[0]].shape[1] + 1, dtype=down.dtype)[0]
+    for role in legs:  # the last row of each reads the constant
+        rows = with_bias(plain[role], plain.get(bias_of(role)))
+        roles[role] = xp.concatenate([rows, unit[None]])
     if skip is not None:
         roles[SKIP] = skip * unit
     if skip is not None and len(legs) > 2:
@@ -343,27 +338,17 @@ def raised(model: Model) -> Model:
     return Model((*model.layers[:-1], last), model.n_ctx)
 
 
-def _lifted_column(xp: Any, first: Any, bias: Any, size: int, dtype: Any) -> Any:
-    """The vector (first, bias); a missing bias is zero."""
-    if bias is None:
-        bias = xp.zeros(size, dtype)
-    return xp.concatenate([xp.reshape(xp.asarray(first, dtype), (1,)), bias])
+def with_bias(weight: Any, bias: Any) -> Any:
+    """The rows `[b, W]` of an affine map, which read a lifted state; a missing bias is zero.
 
-
-def _lifted_map(xp: Any, weight: Any, bias: Any) -> Any:
-    """The lifted matrix [[1, 0], [b, W]] of an affine map."""
-    padded = xp.concatenate([xp.zeros((1, weight.shape[1]), weight.dtype), weight])
-    column = _lifted_column(xp, 1.0, bias, weight.shape[0], weight.dtype)
-    return xp.concatenate([column[:, None], padded], axis=1)
-
-
-def _with_constant_unit(xp: Any, weight: Any, bias: Any) -> Any:
-    """The matrix [[b, W], [1, 0]]: biases in column 0, and a last unit for the constant."""
-    if bias is None:
-        bias = xp.zeros(weight.shape[0], weight.dtype)
-    # b + W x = [b, W] (1, x), row by row; the last row (1, 0) reads the constant.
-    rows = xp.concatenate([bias[:, None], weight], axis=1)
-    return xp.concatenate([rows, xp.eye(1, weight.shape[1] + 1, dtype=weight.dtype)])
+    Example:
+        >>> with_bias(np.array([[2.0]]), None)
+        array([[0., 2.]])
+    """
+    xp = library(weight, bias)
+    # b + W x = [b, W] (1, x), row by row.
+    bias = xp.zeros(len(weight), weight.dtype) if bias is None else bias
+    return xp.concatenate([bias[:, None], weight], axis=1)
 
 
 def symmetric_shapes(kind: LayerKind, lifted: bool) -> dict[str, tuple[int, ...]]:

@@ -25,18 +25,18 @@ from jaxtyping import Float, Int
 from tnsim.sessions import session
 
 
-def _kept(make: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
+def kept(make: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
     """Keep the tables of a function in the session; positions as 32-bit integers."""
 
     @wraps(make)
-    def kept(*args: int) -> np.ndarray:
+    def found(*args: int) -> np.ndarray:
         def table() -> np.ndarray:
             made = make(*args)
             return made.astype(np.int32) if made.dtype.kind == "i" else made
 
         return session().places.get((make, *args), table)
 
-    return kept
+    return found
 
 
 def count(width: int, order: int) -> int:
@@ -113,7 +113,7 @@ def _steps(width: int, order: int) -> Int[np.ndarray, "order width"]:
     return steps
 
 
-@_kept
+@kept
 def multiplicities(width: int, order: int, start: int = 0) -> Float[np.ndarray, " count"]:
     """The number n! / prod(repetitions!) of entries that each index of `sorted_indices` stands for.
 
@@ -132,7 +132,7 @@ def multiplicities(width: int, order: int, start: int = 0) -> Float[np.ndarray, 
     return counts
 
 
-@_kept
+@kept
 def joined(
     own: int, shared: int, width: int, start: int, stop: int
 ) -> Int[np.ndarray, "own shared"]:
@@ -156,7 +156,7 @@ def joined(
     return positions(np.sort(np.concatenate(both, axis=2), axis=2))
 
 
-@_kept
+@kept
 def splits(rows: int, columns: int, start: int, stop: int) -> Int[np.ndarray, "ways count"]:
     """The positions of the two parts of every index in a matrix over (columns, rows).
 

@@ -39,7 +39,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.metrics.input_moments import GaussianMoments, check_coordinates, root_of
+from tnsim.metrics.input_moments import GaussianMoments, mean_and_root
 from tnsim.metrics.metric import Gaussian, Symmetric, layer_by_layer
 from tnsim.metrics.orbits import PairingRule
 from tnsim.metrics.protocol import Metric, adds_up
@@ -520,14 +520,14 @@ class PolynomialSpace(NamedTuple):
         """Number of models that are made together: several where each is small."""
         return _TOGETHER if self._matrix(0, self.block.width) <= _SMALL else 2
 
-    def weights(self, model: Model) -> list[dict[str, Any]]:
-        return [arrays(layer, self.lifted) for layer in model.layers]
-
     def inputs(self, metric: Metric) -> Series:
         """The input, lifted or not, as polynomials of degree 1 in the space's coordinates."""
         mean, root = np.zeros(self.d_in), np.eye(self.d_in)
         if self.gaussian:
-            mean, root = _affine_inputs(metric, self.d_in)
+            # m and L of x = m + L z, with z standard normal and L of full column rank.
+            mean, root = mean_and_root(metric, self.d_in)
+            root = np.diag(root) if root.ndim == 1 else root
+            root = root[:, root.any(axis=0)]
         if not self.lifted:
             return {1: root}
         # Row 0 is the constant coordinate 1, with no linear part.
@@ -535,8 +535,8 @@ class PolynomialSpace(NamedTuple):
         root = np.concatenate([np.zeros((1, root.shape[1])), root])
         return {0: constant, 1: root}
 
-    def vector(self, weights: list[dict[str, Any]], inputs: Series) -> Float[Any, "out features"]:
-        coefficients = _block_coefficients(weights, inputs, self)
+    def vector(self, model: Model, inputs: Series) -> Float[Any, "out features"]:
+        coefficients = _block_coefficients(model, inputs, self)
         parts = []
         for order in self.orders:
             norm = basis_norms(self.block, order, self.degree, self.gaussian)
@@ -601,8 +601,10 @@ def polynomials(
     lifted = need_constant(models)
     width = d_in
     if gaussian:
-        lifted = lifted or bool(mean_of(metric, d_in).any())  # a mean is a constant too
-        width = _rank_of(metric, d_in)
+        mean, root = mean_and_root(metric, d_in)
+        lifted = lifted or bool(mean.any())  # a mean is a constant too
+        # No matrix is made where none was given, as of tokens.
+        width = int(np.count_nonzero(root if root.ndim == 1 else root.any(axis=0)))
     orders = orders_of(degree, lifted, gaussian)
     block = whole(width)
     space = PolynomialSpace(d_in, d_out, degree, orders, lifted, gaussian, block)
@@ -658,11 +660,9 @@ def orders_of(degree: int, lifted: bool, gaussian: bool) -> tuple[int, ...]:
     return tuple(range(degree % 2, degree + 1, 2)) if gaussian else (degree,)
 
 
-def _block_coefficients(
-    weights: list[dict[str, Any]], inputs: Series, space: PolynomialSpace
-) -> Series:
+def _block_coefficients(model: Model, inputs: Series, space: PolynomialSpace) -> Series:
     """The coefficients of a model's outputs that are in the block of the space."""
-    before, multiplying = merged_layers(weights)
+    before, multiplying = merged_layers([arrays(layer, space.lifted) for layer in model.layers])
     state = inputs if before is None else mapped(before, inputs)
     outputs = slice(int(space.lifted), None)
     if not multiplying:
@@ -723,7 +723,8 @@ def mean_output(model: Model, metric: Metric) -> Float[np.ndarray, " out"] | Non
         or any(kind.mixes_positions or kind.activation or kind.sparse for kind in layers)
     ):
         return None
-    state, root = np.concatenate([[1.0], mean_of(metric, model.d_in)]), _root_of(metric)
+    mean, root = mean_and_root(metric, model.d_in)
+    state = np.concatenate([[1.0], mean])
     below: list[Any] = []
     for layer in model.layers:
         roles = arrays(layer, True)
@@ -742,17 +743,14 @@ def _mean_of_products(layer: MergedLayer, below: Sequence[Any], state: Any, root
         layer: Layer, lifted.
         below: Linear maps below it, from the input up, lifted.
         state: Mean of the state that the layer reads.
-        root: Root of the covariance of the inputs; None for the identity.
+        root: Root of the covariance of the inputs, or its diagonal.
     """
     means, spreads = [leg @ state for leg in layer.legs], []
     for spread in layer.legs:
         # From the legs down: products of the maps alone may be of the size of a vocabulary squared.
         for weight in reversed(below):
             spread = spread @ weight
-        spread = spread[:, 1:]
-        if root is not None:
-            spread = spread * root if root.ndim == 1 else spread @ root
-        spreads.append(spread)
+        spreads.append(spread[:, 1:] * root if root.ndim == 1 else spread[:, 1:] @ root)
 
     @functools.cache
     def expected(places: tuple[int, ...]) -> Any:
@@ -768,44 +766,3 @@ def _mean_of_products(layer: MergedLayer, below: Sequence[Any], state: Any, root
 
     found = layer.down @ expected(tuple(range(len(means))))
     return found if layer.copy is None else found + layer.copy @ state
-
-
-def mean_of(metric: Metric, d_in: int) -> Float[np.ndarray, " d"]:
-    """The mean of the inputs of a metric, zeros where it has none.
-
-    Args:
-        metric: Any metric.
-        d_in: Number of coordinates of the inputs.
-
-    Raises:
-        ModelError: The metric is for inputs of another width.
-
-    Example:
-        >>> mean_of(Gaussian(), 2)
-        array([0., 0.])
-    """
-    check_coordinates(metric, d_in)
-    mean = getattr(metric, "mean", None)
-    return np.zeros(d_in) if mean is None else np.asarray(mean, np.float64)
-
-
-def _rank_of(metric: Metric, d_in: int) -> int:
-    """The rank of the covariance; no matrix is made where none was given, as of tokens."""
-    root = _root_of(metric)
-    if root is None:
-        return d_in
-    return int(np.count_nonzero(root if root.ndim == 1 else root.any(axis=0)))
-
-
-def _affine_inputs(
-    metric: Metric, d_in: int
-) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, "d rank"]]:
-    """m and L of x = m + L z, with z standard normal and L of full column rank."""
-    root = _root_of(metric)
-    root = np.eye(d_in) if root is None else np.diag(root) if root.ndim == 1 else root
-    return mean_of(metric, d_in), root[:, root.any(axis=0)]
-
-
-def _root_of(metric: Metric) -> Any:
-    """A root of the covariance of the inputs; None for the identity."""
-    return root_of(getattr(metric, "cov", None))

@@ -28,11 +28,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
+from tnsim.metrics.input_moments import mean_of
 from tnsim.metrics.orbits import PairingRule
 from tnsim.metrics.protocol import Metric
 from tnsim.models.arrays import MOST_DENSE, Columns, SparseMatrix, bias_name, digest_of, in_float64
 from tnsim.models.layers import affine_maps, residual_rule
-from tnsim.models.model import Model
+from tnsim.models.model import Model, kept_with
 from tnsim.problems import packed
 from tnsim.problems.layer_kinds import Kinds, LayerKind, core_of, kinds, need_constant
 from tnsim.problems.layer_tensors import Affine, shapes
@@ -43,7 +44,6 @@ from tnsim.problems.polynomial_space import (
     degrees_of,
     making_seconds,
     mapped,
-    mean_of,
     orders_of,
     plus,
     product,
@@ -70,6 +70,8 @@ fields that are found once among all, in a second."""
 _SORTED = 7.2  # arrays of positions that `numpy.unique` holds at once, and the positions
 _PLACES = 2**62
 """Number of indices over all coordinates that an integer can count."""
+_table = packed.kept(packed.sorted_indices)
+"""The sorted indices over a field of some width, once in a session."""
 
 
 class _Group(NamedTuple):
@@ -137,19 +139,19 @@ class FieldSpace(NamedTuple):
 
     def multiplications(self, layers: Kinds) -> int:
         """Number of scalar multiplications for the vector of a model, no two groups being alike."""
+        # Those of the readout, and of the products of every group.
         return sum(
-            self._reading(group) + self._making(layers, group)[0] for group in _groups(layers)
+            self.d_out * _entries(self, group) + self._making(layers, group)[0]
+            for group in _groups(layers)
         )
-
-    def _reading(self, group: _Group) -> int:
-        """Multiplications of the readout of a group."""
-        return self.d_out * _entries(self, group)
 
     def _making(self, layers: Kinds, group: _Group) -> tuple[int, int]:
         """Multiplications of the products of a group, and entries of matrices that are read."""
         if not group.hidden:
             return 0, 0
-        below = _orders_below(layers, group.level, self)
+        degree = math.prod(kind.order for kind in layers[: group.level])
+        # Orders of the series of the state below the layer.
+        below = orders_of(degree, 1 in self.orders and 0 in self.orders, self.gaussian)
         orders, width = below, len(group.field)
         multiplications = read = 0
         for _ in range(layers[group.level].order - 1):
@@ -186,13 +188,13 @@ class FieldSpace(NamedTuple):
         widest = max(_entries(self, group) for group in groups)
         distinct = sum(_entries(self, group) for group in groups)
         length = max(part.length for part in self.parts)
-        made = min(distinct, _KEPT) + 4 * widest + 3 * min(widest, _AT_ONCE)
+        of_one = min(distinct, _KEPT)
+        # The series of all models wait for the next part, as far as a session keeps them.
+        kept = max(of_one, int(min(models * of_one, session().belongings.limit / 8)))
+        made = kept + 4 * widest + 3 * min(widest, _AT_ONCE)
         # Places are found by a sort of all positions, before any series is made. Then the vector is
         # made order by order, and put together.
         return max(math.ceil(_SORTED * length), made + length // 2 + 2 * self.d_out * length)
-
-    def weights(self, model: Model) -> Any:
-        return model
 
     def inputs(self, metric: Metric) -> tuple[Any, Any]:
         """Means and deviations of the inputs; monomials are those of the inputs as they are."""
@@ -203,15 +205,15 @@ class FieldSpace(NamedTuple):
         mean, variances = moments
         return mean, np.sqrt(variances)
 
-    def vector(self, weights: Model, inputs: tuple[Any, Any]) -> Float[np.ndarray, "out features"]:
-        steps, readout = _steps(weights)
-        groups = _groups(kinds(weights))
+    def vector(self, model: Model, inputs: tuple[Any, Any]) -> Float[np.ndarray, "out features"]:
+        steps, readout = _steps(model)
+        groups = _groups(kinds(model))
         places = _places(self)
         # All outputs of a feature stand together, as they are added to together.
         vector = {order: np.zeros((count, self.d_out)) for order, count in places.counts.items()}
         if not self.start and 0 in vector:
             vector[0][0] = readout.constant * basis_norms(whole(1), 0, self.degree, self.gaussian)
-        made = _all_series(weights, groups, steps, inputs, self)
+        made = _all_series(model, groups, steps, inputs, self)
         for group, key in zip(groups, made.keys, strict=True):
             columns = readout.of(group)
             if columns is None or not _meets(group.field, self):
@@ -379,12 +381,6 @@ def _grouped(fields: Any, level: int, hidden: bool) -> Iterator[_Group]:
         yield _Group(level, hidden, np.array(members), field)
 
 
-def _orders_below(layers: Kinds, level: int, space: FieldSpace) -> tuple[int, ...]:
-    """Orders of the series of the state below a layer."""
-    degree = math.prod(kind.order for kind in layers[:level])
-    return orders_of(degree, 1 in space.orders and 0 in space.orders, space.gaussian)
-
-
 def _entries(space: FieldSpace, group: _Group) -> int:
     """Number of coefficients of the units of a group."""
     width = len(group.field)
@@ -405,12 +401,6 @@ def _indices_within(field: np.ndarray, order: int, space: FieldSpace) -> slice:
         return packed.block_slice(space.start, space.stop, 0)
     first, last = (int(n) for n in np.searchsorted(field, (space.start, space.stop)))
     return packed.block_slice(first, last, order)
-
-
-def _table(width: int, order: int) -> Int[np.ndarray, "count order"]:
-    """The sorted indices over a field of some width."""
-    key = _table, width, order
-    return session().places.get(key, lambda: packed.sorted_indices(width, order))
 
 
 @session_cache
@@ -646,7 +636,7 @@ def _all_series(
         return made
 
     key = _all_series, space.gaussian, space.degree, *(array.tobytes() for array in inputs)
-    return session().belongings.get(model, key, make, lambda made: made.nbytes)
+    return kept_with(model, key, make, lambda made: made.nbytes)
 
 
 def _normalised(

@@ -51,9 +51,9 @@ from tnsim.metrics.input_moments import (
     sequence_inputs,
 )
 from tnsim.metrics.metric import GaussianClosure, TreeSymmetric
-from tnsim.metrics.orbits import JoinedLeg, Joining, PairingRule, gaussian_mean, joinings
+from tnsim.metrics.orbits import JoinedLeg, Joining, PairingRule, gaussian, joinings
 from tnsim.metrics.protocol import Metric, joins_layers
-from tnsim.models.arrays import Array, affine, in_float64, is_sparse, pytree
+from tnsim.models.arrays import Array, affine, bias_name, in_float64, is_sparse, pytree
 from tnsim.models.layers import Attention, Layer, Residual, residual_rule
 from tnsim.models.model import Model
 from tnsim.models.scaling import StateSizes, Unit, nearest_unit, scaled_with_shifts
@@ -66,7 +66,7 @@ from tnsim.problems.conditioning import (
     without_skew,
 )
 from tnsim.problems.layer_kinds import core_of, kinds, need_constant
-from tnsim.problems.layer_tensors import arrays
+from tnsim.problems.layer_tensors import arrays, with_bias
 from tnsim.scaled import Scaled, library, not_differentiated, shifted
 
 _ROWS_AT_ONCE = 1024
@@ -109,7 +109,7 @@ class MeasuredStates:
     def of_rows(self, weight: Any, bias: Any) -> Unit:
         """Sizes of the entries of `W h + b`."""
         weight, bias = not_differentiated((weight, bias))
-        rows = _with_bias(library(weight), weight, bias)
+        rows = with_bias(weight, bias)
         # E[(w . x)^2] = w^T S w, row by row.
         return _half_log2((_times_moment(rows, self.second) * rows).sum(axis=1))
 
@@ -154,7 +154,7 @@ class MeasuredStates:
         order = len(legs)
         across = joinings(self.rule, order, order, False)
         # The tree metrics, without means, have no joinings of one layer.
-        within = gaussian_mean(order, False) if self.rule is PairingRule.ISSERLIS else ()
+        within = gaussian(order, 0, False) if self.rule is PairingRule.ISSERLIS else ()
         second: Any = 0.0
         for start in range(0, len(legs[0]), _ROWS_AT_ONCE):
             some = [rows[start : start + _ROWS_AT_ONCE] for rows in legs]
@@ -187,7 +187,7 @@ class MeasuredStates:
 
         def of_heads(name: str, moment: Any) -> Any:
             """The moments <rows rows^T> of the rows of every head, (heads, rows, rows)."""
-            rows = _with_bias(xp, getattr(core, name), getattr(core, f"{name}_bias"))
+            rows = with_bias(getattr(core, name), getattr(core, bias_name(name)))
             # Shape (heads, rows of a head, coordinates).
             read = _times_moment(rows, moment).reshape(core.n_heads, -1, rows.shape[1])
             return read @ rows.reshape(core.n_heads, -1, rows.shape[1]).swapaxes(1, 2)
@@ -343,12 +343,6 @@ def input_states(model: Model, metric: Metric) -> MeasuredStates:
         joined = GaussianClosure() if within else TreeSymmetric()
     assert joins_layers(joined)
     return MeasuredStates(second, mean, joined.rule, model.n_ctx or 1)
-
-
-def _with_bias(xp: Any, weight: Any, bias: Any) -> Any:
-    """The rows `[b, W]`, which read a lifted state; a missing bias is zero."""
-    bias = xp.zeros(len(weight), weight.dtype) if bias is None else bias
-    return xp.concatenate([bias[:, None], weight], axis=1)
 
 
 def _times_moment(rows: Any, second: Any) -> Any:

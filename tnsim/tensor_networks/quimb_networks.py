@@ -39,9 +39,7 @@ from tnsim.engine.runtime import execution
 from tnsim.errors import ModelError, TooLarge, UnsupportedLayer
 from tnsim.metrics.input_moments import (
     flattened,
-    input_kind,
     input_moments,
-    second_moment_at,
     whole_tree_kind,
 )
 from tnsim.metrics.metric import (
@@ -56,7 +54,7 @@ from tnsim.metrics.orbits import (
     Joining,
     Tree,
     diagrams,
-    gaussian_mean,
+    gaussian,
     joinings,
 )
 from tnsim.metrics.protocol import LayerwiseMetric, Metric, adds_up, joins_layers
@@ -363,7 +361,9 @@ class LegJoinings:
         check_shapes(bra, ket, metric)
         self.steps = align(bra, ket)
         constant = any(kind.biases or kind.skips for kind in (*bra, *ket))
-        inputs_centred = input_kind(metric, constant).centred
+        # The tree metrics have the value of a leg at the zero input in the place of a mean.
+        within = metric.pairs_within_model
+        inputs_centred = within and whole_tree_kind(metric, constant).centred
         # States have mean zero after a step as long as no layer up to this step was nonlinear.
         self.centred: list[dict[Side, bool]] = [dict.fromkeys(models, inputs_centred)]
         for step in range(len(self.steps)):
@@ -378,7 +378,7 @@ class LegJoinings:
 
     def layer(self, side: Side, step: int) -> int | None:
         """Number of the layer that a step applies on a side; None where the side waits."""
-        return self.steps[step].bra if side == "A" else self.steps[step].ket
+        return self.steps[step][side]
 
     def order(self, side: Side, step: int) -> int:
         """Number of legs of the layer of a side at a step; 1 where the side waits."""
@@ -397,7 +397,7 @@ class LegJoinings:
         if len(bonds) == 2:
             joined = joinings(self.metric.rule, orders[0], orders[1], centred)
         else:
-            joined = gaussian_mean(orders[0], centred)
+            joined = gaussian(orders[0], 0, centred)
         for joining in joined:
             start, tasks = self.expanded(joining, bonds, step)
             yield from self.all_of(tasks, start, step)
@@ -610,7 +610,7 @@ def _input_moments_of(
     nodes = moment_nodes(legs)
     runs = []
     for weight, t in zip(nodes.weights, nodes.points, strict=True):
-        runs.append((weight, _as_numpy(second_moment_at(metric, width, True, t))))
+        runs.append((weight, _as_numpy(input_moments(metric, width, True, t)[COVARIANCE])))
     return runs
 
 

@@ -262,36 +262,27 @@ class Wick:
         self._count = 0
 
     @own_cache
-    def matrix(self, u: Leg, w: Leg, scores: Scores) -> Sum:
-        """The expectation E[u w^T prod scores], with the ends `FIRST` and `SECOND`."""
+    def ended(self, u: Leg, w: Leg | None, scores: Scores) -> Sum:
+        """The expectation E[u w^T prod scores], with the ends `FIRST` and `SECOND`.
+
+        Without w it is E[u prod scores], with the first end alone.
+        """
 
         def products() -> Iterator[Product]:
             # u with w: C_uw E[prod D]
-            yield from _multiplied_out(self.legs.covariance(u, w), self.scalar(scores))
+            if w is not None:
+                yield from _multiplied_out(self.legs.covariance(u, w), self.scalar(scores))
             # u left to its mean: m_u E[w prod D]^T, where w takes the second end
             mean = self.legs.mean(u)
             if mean is not None:
-                rest = _renamed_sum(self.vector(w, scores), {FIRST: SECOND})
+                rest = self.scalar(scores)
+                if w is not None:
+                    rest = _renamed_sum(self.ended(w, None, scores), {FIRST: SECOND})
                 yield from _multiplied_out((mean,), rest)
             # u with a leg x of a score (x . x'): u x^T becomes C_ux, and C_ux x' stands for u
             for x, mate, others in _score_partners(scores):
                 joined = _renamed_sum(self.legs.covariance(u, x), {SECOND: LINK})
-                rest = _renamed_sum(self.matrix(mate, w, others), {FIRST: LINK})
-                yield from _multiplied_out(joined, rest)
-
-        return self._add_up(products())
-
-    @own_cache
-    def vector(self, u: Leg, scores: Scores) -> Sum:
-        """The expectation E[u prod scores], with the end `FIRST`."""
-
-        def products() -> Iterator[Product]:
-            mean = self.legs.mean(u)
-            if mean is not None:
-                yield from _multiplied_out((mean,), self.scalar(scores))
-            for x, mate, others in _score_partners(scores):
-                joined = _renamed_sum(self.legs.covariance(u, x), {SECOND: LINK})
-                rest = _renamed_sum(self.vector(mate, others), {FIRST: LINK})
+                rest = _renamed_sum(self.ended(mate, w, others), {FIRST: LINK})
                 yield from _multiplied_out(joined, rest)
 
         return self._add_up(products())
@@ -307,18 +298,18 @@ class Wick:
         # leg that is left.
         rest = scores - {first}
 
-        # (q . k) is the trace of q k^T, so these are the three summands of `matrix` for u = q and
+        # (q . k) is the trace of q k^T, so these are the three summands of `ended` for u = q and
         # w = k with both ends on one index. Traced one by one, they need no matrix E[q k^T ...].
         def products() -> Iterator[Product]:
             trace = _renamed_sum(self.legs.covariance(q, k), {FIRST: LINK, SECOND: LINK})
             yield from _multiplied_out(trace, self.scalar(rest))
             mean = self.legs.mean(q)
             if mean is not None:
-                other = _renamed_sum(self.vector(k, rest), {FIRST: LINK})
+                other = _renamed_sum(self.ended(k, None, rest), {FIRST: LINK})
                 yield from _multiplied_out((renamed(mean, {FIRST: LINK}),), other)
             for x, mate, others in _score_partners(rest):
                 joined = _renamed_sum(self.legs.covariance(q, x), {FIRST: LINK, SECOND: RING})
-                back = _renamed_sum(self.matrix(mate, k, others), {FIRST: RING, SECOND: LINK})
+                back = _renamed_sum(self.ended(mate, k, others), {FIRST: RING, SECOND: LINK})
                 yield from _multiplied_out(joined, back)
 
         return self._add_up(products())

@@ -57,7 +57,7 @@ from tnsim.names import (
     Pair,
     Side,
 )
-from tnsim.problems.layer_kinds import Kinds, LayerKind, align
+from tnsim.problems.layer_kinds import Kinds, LayerKind, Step, align
 from tnsim.problems.layer_tensors import sequence_shapes
 from tnsim.problems.sequences.expansions import position_shape
 from tnsim.problems.sequences.moments import (
@@ -78,8 +78,6 @@ from tnsim.problems.sequences.notation import (
 )
 
 Powers = tuple[tuple[str, int], ...]
-Layers = dict[Side, int | None]
-"""Numbers of the layers that one step applies, by model; None where a model waits."""
 
 
 class Scales(NamedTuple):
@@ -102,12 +100,6 @@ class Scales(NamedTuple):
         if pair.bra == pair.ket:
             return ((pair.bra, 2),)
         return ((pair.bra, 1), (pair.ket, 1))
-
-    def powers_of_result(self, pair: Pair) -> Powers:
-        """The powers of the scales in an output of the problem, which has a scale of its own."""
-        if not self.by_model:
-            return self.powers(pair)
-        return (*self.powers(pair), (pair.group, 1))
 
     def size(self, step: LayerStep, pair: Pair, covariance: Moment, mean: Moment) -> Definition:
         """The second moments of a state above a step, `E[h_k^2]`, added up over positions.
@@ -339,7 +331,9 @@ class SequenceFold:
         terms: tuple[Term, ...],
     ) -> Stage:
         """The stage of an output of the problem, `pair.group[indices] = sum(terms)`."""
-        powers = self.scales.powers_of_result(pair)
+        powers = self.scales.powers(pair)
+        if self.scales.by_model:
+            powers = (*powers, (pair.group, 1))
         # The output is divided by the models' scales and by its own, so that a product far below
         # the norms keeps its digits.
         result = Definition(pair.group, indices, terms, powers=powers)
@@ -394,7 +388,7 @@ def _carried_value(
     return Definition(name + step.suffix, indices, (Term(1.0, product),), powers=powers)
 
 
-def _matched_layers(models: Mapping[Side, Kinds]) -> tuple[Layers, ...]:
+def _matched_layers(models: Mapping[Side, Kinds]) -> tuple[Step, ...]:
     """The layers that each step applies.
 
     Raises:
@@ -402,14 +396,13 @@ def _matched_layers(models: Mapping[Side, Kinds]) -> tuple[Layers, ...]:
     """
     steps = []
     for matched in align(models["A"], models.get("B", models["A"])):
-        numbers: Layers = {"A": matched.bra, "B": matched.ket}
-        layers: Layers = {model: numbers[model] for model in models}
+        layers: Step = {model: matched[model] for model in models}
         _check_meeting(_kinds_at(models, layers))
         steps.append(layers)
     return tuple(steps)
 
 
-def _kinds_at(models: Mapping[Side, Kinds], layers: Layers) -> list[LayerKind]:
+def _kinds_at(models: Mapping[Side, Kinds], layers: Step) -> list[LayerKind]:
     """Kinds of the layers that a step applies, without models that wait."""
     return [models[model][number] for model, number in layers.items() if number is not None]
 

@@ -67,7 +67,7 @@ def head_mean(expansions: Expansions) -> Operand | None:
     positions: dict[Slot, str] = {"bra": names.outputs["bra"] + KEY_POSITION["bra"]}
     summands = []
     for frame in expansions.frames(positions, names.step.rules.within):
-        for product in frame.wick.vector(Leg("bra", VALUE), scores_of("bra")):
+        for product in frame.wick.ended(Leg("bra", VALUE), None, scores_of("bra")):
             summands.append(Summand(1.0, (*product, *frame.sums)))
     if not summands:
         return None
@@ -143,7 +143,7 @@ def _head_covariances(expansions: Expansions, head_means: HeadMeans) -> dict[boo
         if by_pattern and not frame.linked:
             continue
         here = summands.setdefault(frame.same, [])
-        for product in frame.wick.matrix(bra_value, ket_value, scores):
+        for product in frame.wick.ended(bra_value, ket_value, scores):
             here.append(Summand(weight, (*product, *frame.sums)))
         if by_pattern:
             alone = expansions.frame(rules.within, frame.sums, frame.pattern)
@@ -164,7 +164,7 @@ def _minus_means(names: BraKet, bra: Operand, ket: Operand) -> Summand:
 
 def _minus_means_within(frame: Frame) -> list[Summand]:
     """Minus the product of the means of heads at the positions of a frame."""
-    bra, ket = (frame.wick.vector(Leg(slot, VALUE), scores_of(slot)) for slot in SLOTS)
+    bra, ket = (frame.wick.ended(Leg(slot, VALUE), None, scores_of(slot)) for slot in SLOTS)
     summands = []
     for one, two in itertools.product(bra, ket):
         product = (*one, *renamed(two, {FIRST: SECOND}), *frame.sums)
@@ -186,7 +186,7 @@ def covariance_with_stream(expansions: Expansions, slot: Slot) -> list[Summand]:
     value, scores = Leg(layer, VALUE), scores_of(layer)
     summands = []
     for frame in expansions.frames(positions, names.step.rules.stream):
-        for joined in frame.wick.matrix(stream(slot), value, scores):
+        for joined in frame.wick.ended(stream(slot), value, scores):
             product: Product = (output, *renamed(joined, {SECOND: "v"}), *frame.sums)
             summands.append(Summand(1.0, product, frame.same))
     return summands

@@ -31,6 +31,8 @@ bilinear layers with legs L and R that leaves
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 from tnsim.engine.ir.problem import Operand, StageBuilder, renamed
 from tnsim.names import SLOTS, STREAM, Slot, bias_of
 from tnsim.problems.sequences.notation import (
@@ -199,12 +201,8 @@ def mean(legs: Projections) -> list[Summand]:
     """The mean of the output of the layer in the bra, at `k`."""
     names = legs.names
     hidden, down = _hidden_index(names, "bra", OUTPUT_END["bra"], FIRST)
-    summands = []
-    for matching in matchings(names.legs("bra"), names.step.rules.within):
-        product = _matching_arrays(legs, matching, {"bra": hidden})
-        if product is not None:
-            summands.append(Summand(1.0, (*down, *product)))
-    return summands
+    every = matchings(names.legs("bra"), names.step.rules.within)
+    return _summands(legs, every, down, {"bra": hidden})
 
 
 def covariance(legs: Projections) -> list[Summand]:
@@ -267,14 +265,7 @@ def _leg_by_leg_with_stream(legs: Projections, slot: Slot) -> list[Summand]:
     """
     names, layer = legs.names, OTHER[slot]
     hidden, down = _hidden_index(names, layer, SECOND, "h")
-    summands = []
-    for matching in matchings((stream(slot), *names.legs(layer)), names.step.rules.stream):
-        if matching.crossing == 0:
-            continue
-        product = _matching_arrays(legs, matching, {slot: FIRST, layer: hidden})
-        if product is not None:
-            summands.append(Summand(1.0, (*down, *product)))
-    return summands
+    return _summands(legs, _with_stream(names, slot), down, {slot: FIRST, layer: hidden})
 
 
 def _mean_slope(legs: Projections, slot: Slot) -> Operand | None:
@@ -288,9 +279,7 @@ def _mean_slope(legs: Projections, slot: Slot) -> Operand | None:
     names, layer = legs.names, OTHER[slot]
     hidden, down = _hidden_index(names, layer, FIRST, "h")
     products = []
-    for matching in matchings((stream(slot), *names.legs(layer)), names.step.rules.stream):
-        if matching.crossing == 0:
-            continue
+    for matching in _with_stream(names, slot):
         (joined,) = (two for one, two in matching.pairs if one == stream(slot))
         pairs = tuple(pair for pair in matching.pairs if stream(slot) not in pair)
         rest = _matching_arrays(legs, Matching(pairs, matching.singles), {layer: hidden})
@@ -304,6 +293,27 @@ def _mean_slope(legs: Projections, slot: Slot) -> Operand | None:
     terms = [spread(product, indices) for product in products]
     mark = names.marks[layer]
     return legs.stage.define(f"slope.{names.models[layer]}", indices, terms, alias=mark)
+
+
+def _with_stream(names: BraKet, slot: Slot) -> Iterator[Matching]:
+    """The matchings that join the stream in a slot with a leg of the layer in the other slot."""
+    legs = stream(slot), *names.legs(OTHER[slot])
+    return (each for each in matchings(legs, names.step.rules.stream) if each.crossing)
+
+
+def _summands(
+    legs: Projections, every: Iterable[Matching], down: Product, ends: dict[Slot, str]
+) -> list[Summand]:
+    """The summands of some matchings, mapped to the output, without those that vanish.
+
+    Args:
+        legs: Means and covariances of the legs.
+        every: Matchings.
+        down: Map of the elementwise product of legs to the output.
+        ends: Coordinates of the legs, as for `_matching_arrays`.
+    """
+    products = (_matching_arrays(legs, matching, ends) for matching in every)
+    return [Summand(1.0, (*down, *product)) for product in products if product is not None]
 
 
 def _hidden_index(names: BraKet, slot: Slot, output: str, hidden: str) -> tuple[str, Product]:
