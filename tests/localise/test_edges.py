@@ -191,6 +191,25 @@ def test_cuts_and_shares_are_those_of_blocks_by_hand(name, rng):
         assert_close(found.share[n], share, scale=abs(found.share).max(), rtol=1e-10)
 
 
+def test_sampled_edges_have_errors_that_cover_them(rng):
+    """They had none, and were called an approximation beyond one nonlinear layer."""
+    model = stack("mlp", rng)
+    exact = tnsim.paths(model, metric=tnsim.Gaussian(), legs=True)
+    assert exact.standard_error is None
+    deviations = []
+    for _ in range(20):
+        x = tnsim.Empirical(rng.normal(size=(1000, model.d_in)))
+        found = tnsim.paths(model, metric=x, legs=True)
+        deviations.append((found.share - exact.share) / found.standard_error)
+    assert 0.4 < np.sqrt(np.mean(np.square(deviations))) < 2.5
+    drawn = tnsim.paths(
+        stack("attention", rng), metric=tnsim.Categorical(samples=32), by="head", legs=True
+    )
+    assert "(estimate from samples, standard errors of shares up to" in str(drawn)
+    one = tnsim.paths(model, metric=tnsim.Empirical(np.ones((1, model.d_in))), legs=True)
+    assert one.standard_error is None
+
+
 @pytest.mark.slow
 def test_edges_name_the_legs_that_no_gauge_mixes(rng):
     model = stack("mixed", rng)

@@ -41,7 +41,7 @@ from jaxtyping import Float
 from numpy.typing import DTypeLike
 
 from tnsim.checkpoints.load import Series
-from tnsim.compare.numbers import jackknife_error
+from tnsim.compare.numbers import jackknife_error, without_each
 from tnsim.compare.request import comparables, is_exact
 from tnsim.engine import precision
 from tnsim.engine.ir.problem import dtype_name
@@ -124,6 +124,7 @@ class Edges:
         rest: Share of signals that need no edge; `share` sums to `1 - rest`.
         metric: Name of the metric.
         exact: Whether the metric's definition is met exactly.
+        standard_error: Standard errors of `share`, (edges,); None where nothing was sampled.
         caveats: Differences between the model and the network it was read from.
     """
 
@@ -133,10 +134,12 @@ class Edges:
     rest: float
     metric: str
     exact: bool
+    standard_error: Float[np.ndarray, " edges"] | None = None
     caveats: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        lines = [f"{self.metric} ({guarantee(self.exact)})", f"{'share':>9}{'cut':>10}   edge"]
+        said = guarantee(self.exact, self.standard_error)
+        lines = [f"{self.metric} ({said})", f"{'share':>9}{'cut':>10}   edge"]
         for n in largest(self.cut, ROWS):
             lines.append(f"{self.share[n]:>+9.4f}{self.cut[n]:>10.4f}   {self.edges[n]}")
         return "\n".join(lines)
@@ -144,7 +147,8 @@ class Edges:
     def _repr_html_(self) -> str:
         order = largest(self.cut)
         rows = [(self.edges[n], f"{self.share[n]:.4g}", f"{self.cut[n]:.4g}") for n in order]
-        return html_table(f"Edges, {self.metric}", rows, ("edge", "share", "cut"))
+        said = guarantee(self.exact, self.standard_error)
+        return html_table(f"Edges, {self.metric} ({said})", rows, ("edge", "share", "cut"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,7 +262,8 @@ def edges_between(model: Model, by: str, setting: Setting) -> Edges:
     switched = switched._replace(points=setting.points(whole))
     error = rounding_error(switched, [whole], norm)
     precision.report(error, "a share of an edge", Arithmetic(model.growth, setting.dtype))
-    share = integral(switched, at, model).sum(axis=0) / norm
+    slopes, errors = integral(switched, at, model), None
+    share = slopes.sum(axis=0) / norm
     if switched.points is None:
         cut = np.array([setting.measure(whole, other, "distance", norm) for other in cuts])
     else:
@@ -270,11 +275,15 @@ def edges_between(model: Model, by: str, setting: Setting) -> Edges:
         sums = at_points.sums(rows, one, switched.points, False, setting.dtype, setting.budget)
         squares = at_points.over_groups(sums.rows)
         cut = np.asarray(power(squares.mantissa, squares.exponent))
+        counted = sums.shares > 0
+        if switched.points.drawn and np.count_nonzero(counted) > 1:
+            own = power(*without_each(sums.columns, counted))
+            with np.errstate(divide="ignore", invalid="ignore"):  # zero without some group
+                errors = jackknife_error((slopes.sum(axis=0) - slopes[counted]) / own)
     labels = tuple(_edge_label(parts, edge) for edge in edges)
     exact, said = is_exact(setting.metric, [model]), caveats(model)
-    return Edges(
-        labels, share, cut / norm, 1.0 - float(share.sum()), setting.metric.name, exact, said
-    )
+    rest, name = 1.0 - float(share.sum()), setting.metric.name
+    return Edges(labels, share, cut / norm, rest, name, exact, errors, said)
 
 
 def _edge_label(parts: tuple[Component, ...], edge: Edge) -> str:
