@@ -229,6 +229,7 @@ def edges_between(model: Model, by: str, setting: Setting) -> Edges:
     Raises:
         ModelError: The model is the zero function.
         UnsupportedLayer: A layer has an activation.
+        TooLarge: There are more edges than `MOST_SWITCHED`.
 
     Example:
         >>> import tnsim
@@ -244,6 +245,11 @@ def edges_between(model: Model, by: str, setting: Setting) -> Edges:
     parts = components_of([model], by)
     check_polynomial(model)
     edges = edges_of(model, parts)
+    if len(edges) > MOST_SWITCHED:
+        raise TooLarge(
+            f"by={by!r} gives {len(edges):,} edges, each of which is cut in a model of its own, "
+            f"more than {MOST_SWITCHED:,}; use a coarser by, or paths without legs"
+        )
     # Degree of the states in the common gate t: each leg of a component reads states through one
     # more gate.
     degree, known = 0, {part.layer for part in parts}
@@ -537,7 +543,8 @@ def paths(
             would raise it.
         UnsupportedLayer: A layer has an activation, and `legs` is asked of it or the metric has no
             closed form for the model.
-        TooLarge: The question needs more than 1,024 switched models, or is beyond the budget.
+        TooLarge: The question needs more than 1,024 switched models, or edges, or is beyond the
+            budget.
         TnsimError: An inner product is beyond float64.
 
     Warns:
