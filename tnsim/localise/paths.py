@@ -42,7 +42,7 @@ from numpy.typing import DTypeLike
 
 from tnsim.checkpoints.load import Series
 from tnsim.compare.numbers import jackknife_error, without_each
-from tnsim.compare.request import comparables, is_exact
+from tnsim.compare.request import comparables, count_text, is_exact
 from tnsim.engine import precision
 from tnsim.engine.ir.problem import dtype_name
 from tnsim.engine.planner import Budget
@@ -882,9 +882,9 @@ def _sets(model: Model, parts: Sequence[Component], question: _Question) -> list
     count = sum(math.comb(below, k) * (1 + (last if k < most else 0)) for k in range(most + 1))
     if count > MOST_SWITCHED:
         raise TooLarge(
-            f"by={question.by!r} gives {len(parts)} components, whose sets need {count:,} switched "
-            f"models, more than {MOST_SWITCHED:,}; use a coarser by, within=[...] for some "
-            "components, or order=2 for paths of at most two"
+            f"by={question.by!r} gives {len(parts)} components, whose sets need "
+            f"{count_text(count)} switched models, more than {MOST_SWITCHED:,}; use a coarser by, "
+            "within=[...] for some components, or order=2 for paths of at most two"
         )
     lower = [
         sum(1 << n for n in own)
