@@ -227,6 +227,7 @@ def test_a_picture_and_what_is_refused(nets, tokens):
         (r"one network.* layer_similarity\(a, b, inputs\)", states, *nets, tokens),
         ("no part is called nope; there are embed, act", states, nets[0], tokens, "nope"),
         ("of shape", between, *nets, tokens, tnsim.baselines.output_cosine),
+        ("this measure compares weights", between, *nets, tokens, tnsim.baselines.weight_cosine),
         ("give inputs as an array", between, *nets, 100),
         ("a module, a model or a file of one, found int", states, 3, tokens),
         ("has no parts with outputs", states, nn.Linear(2, 2), np.ones((5, 2))),

@@ -29,6 +29,17 @@ def two_of(case, rng):
 BILINEAR = {"bilinear": None, "bilinear with rotations": 10.0}
 
 
+@pytest.mark.parametrize("kind", ["qk", "ov"])
+def test_no_similarity_of_heads_is_above_one(kind, rng):
+    """Rounding took some to 1 + 4e-16, of which an arc cosine is no number."""
+    config = cases.CONFIGS["gpt2"]
+    for _ in range(5):
+        net = module(cases.checkpoint(rng, config), config)
+        similarity = tnsim.heads(net, net, kind).similarity.values
+        assert abs(similarity).max() <= 1
+        assert_close(similarity.diagonal(), 1.0)
+
+
 @pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("case", ["gpt2", "llama", "gpt_neox", "gemma", *BILINEAR])
 @pytest.mark.parametrize("kind", ["qk", "ov"])
@@ -308,6 +319,18 @@ def test_composition_is_the_norm_of_products(case, rng):
         for score, matrix in zip(here, (qk.T, qk, ov), strict=True):
             size = np.linalg.norm(matrix) * np.linalg.norm(written)
             assert_close(score, np.linalg.norm(matrix @ written) / size)
+
+
+@pytest.mark.parametrize("size", [1e-200, 1e100, 1e200])
+def test_composition_has_no_scale(size, rng):
+    """Norms beyond the range of floats left scores that were no numbers."""
+    config = cases.CONFIGS["gpt2"]
+    state = cases.checkpoint(rng, config)
+    found = tnsim.composition(module(state, config))
+    state["transformer.h.0.attn.c_proj.weight"] *= size
+    scaled = tnsim.composition(module(state, config))
+    earlier = ~np.isnan(found.values)
+    assert_close(scaled.values[earlier], found.values[earlier])
 
 
 def test_composition_by_chance_and_its_refusals(rng):

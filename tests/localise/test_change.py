@@ -22,7 +22,8 @@ from test_paths import scrambled
 import tnsim
 import tnsim.models.components
 from tnsim.engine import precision
-from tnsim.localise import switched_models
+from tnsim.errors import ResultError
+from tnsim.localise import change_of_functions, switched_models
 from tnsim.models.model import Origin
 
 
@@ -456,6 +457,48 @@ def test_changes_of_similarity_of_large_and_small_outputs(exponent, rng):
         )
         shares.append(tnsim.change(*ends, of="similarity").share)
     assert_close(shares[1], shares[0], scale=LARGEST, rtol=1e-11)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-2, 1e-4])
+def test_changes_of_similarity_however_steep_take_few_gradients(size, monkeypatch):
+    """Gradients at up to 1,020 nodes took 40 s; a quotient of polynomials needs few of them."""
+    count, slope = [0], change_of_functions.slope
+
+    def counted(*arguments):
+        count[0] += 1
+        return slope(*arguments)
+
+    monkeypatch.setattr(change_of_functions, "slope", counted)
+    # Two hidden units that write into two outputs, of which the one goes and the other comes.
+    units = np.eye(2)
+    a, b = (tnsim.Model([tnsim.Bilinear(units, units, np.diag(w))]) for w in ([size, 0], [0, 1]))
+    found = tnsim.change(a, b, tnsim.Empirical(np.eye(2)), by="unit", of="similarity")
+    assert count[0] == 2 * (2 * 1 + 1)
+
+    def slope_of_second(t):  # of t / r with r = |(size (1 - t), t)|, by the second unit alone
+        return size**2 * (1 - t) ** 2 / mp.sqrt(size**2 * (1 - t) ** 2 + t**2) ** 3
+
+    wanted = float(mp.quad(slope_of_second, sorted({0, size / 10, size, min(10 * size, 0.5), 1})))
+    limits = {"rtol": 1e-14 / size**2, "limited_by": "what rounds q where it is small"}
+    assert_close(found.share, [1 - wanted, wanted], scale=LARGEST, **limits)
+
+
+def test_opposite_models_have_no_change_of_similarity(rng):
+    """They took 40 s to be refused, and models that differ by a factor 20 s, as too steep."""
+    a = tnsim.Model([tnsim.Residual(bilinear(rng, 2, 3, 2)), linear(rng, 2, 2)])
+    x = tnsim.Empirical(rng.normal(size=(20, 2)))
+
+    def times(factor):
+        return tnsim.Model([a.layers[0], tnsim.Linear(factor * np.asarray(a.layers[1].weight))])
+
+    with refused("of those that are nearly opposite", ResultError):
+        tnsim.change(a, times(-1.0), x, of="similarity", ends=True)
+    with refused("the models are the same function, up to a factor: there is no change"):
+        tnsim.change(a, times(3.0), x, of="similarity", ends=True)
+    run = [a, times(3.0), tnsim.Model([tnsim.Residual(bilinear(rng, 2, 3, 2)), a.layers[1]])]
+    steps = tnsim.change(run, metric=x, of="similarity", ends=True)
+    assert steps.total[0] == 0
+    assert steps.share[0].tolist() == [0, 0]
 
 
 def test_changes_of_similarity_in_float32(rng):

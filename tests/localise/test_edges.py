@@ -191,6 +191,48 @@ def test_cuts_and_shares_are_those_of_blocks_by_hand(name, rng):
         assert_close(found.share[n], share, scale=abs(found.share).max(), rtol=1e-10)
 
 
+def test_sampled_edges_say_so():
+    """They had no errors, and were called an approximation beyond one nonlinear layer."""
+    model = tnsim.Model([tnsim.Residual(tnsim.Linear([[0.0, 1.0], [0.0, 0.0]]))], n_ctx=2)
+    found = tnsim.paths(model, metric=tnsim.Categorical(samples=32), legs=True)
+    assert "(estimate from samples, standard errors of shares up to" in str(found)
+    (error,) = found.standard_error
+    assert 0 < error < 0.1
+    assert tnsim.paths(model, metric=tnsim.Empirical([[0, 1]]), legs=True).standard_error is None
+
+
+def test_edges_of_many_units_are_refused_by_name():
+    """A thousand units took many gigabytes, and hours."""
+    wide = tnsim.Model([tnsim.Bilinear(np.ones((1100, 1)), np.ones((1100, 1)), np.ones((1, 1100)))])
+    with refused("by='unit' gives 1,100 edges", tnsim.TooLarge):
+        tnsim.paths(wide, by="unit", legs=True)
+
+
+def test_what_nothing_reads_has_no_block():
+    """Every component had a block of its own, so that layers grew by as many columns."""
+    layer = tnsim.Bilinear(np.ones((7, 2)), np.ones((7, 2)), np.ones((2, 7)))
+    model = tnsim.Model([layer])
+    parts = components_of([model], "unit")
+    edges = edges_of(model, parts)
+    found = wired(model, np.arange(1.0, 8.0), parts, edges)
+    assert found.layers[1].d_in == 2 * layer.d_in
+    # A unit multiplies two legs, of which each has the gate of its edge.
+    assert_close(found(np.ones(2)), np.full(2, 4.0 * sum(n**2 for n in range(1, 8))))
+
+
+@pytest.mark.slow
+def test_sampled_edges_have_errors_that_cover_them(rng):
+    model = stack("mlp", rng)
+    exact = tnsim.paths(model, metric=tnsim.Gaussian(), legs=True)
+    assert exact.standard_error is None
+    deviations = []
+    for _ in range(20):
+        x = tnsim.Empirical(rng.normal(size=(1000, model.d_in)))
+        found = tnsim.paths(model, metric=x, legs=True)
+        deviations.append((found.share - exact.share) / found.standard_error)
+    assert 0.4 < np.sqrt(np.mean(np.square(deviations))) < 2.5
+
+
 @pytest.mark.slow
 def test_edges_name_the_legs_that_no_gauge_mixes(rng):
     model = stack("mixed", rng)

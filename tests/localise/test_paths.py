@@ -362,6 +362,9 @@ def test_what_has_no_paths_is_refused_in_one_line(rng):
         "found float": lambda: tnsim.paths(1.0),
         "at least one checkpoint, found none": lambda: tnsim.paths({}),
         "different outputs": lambda: tnsim.paths(a, tnsim.Model([*a.layers, linear(rng, 2, 3)])),
+        r"10\^32.1 switched models, more than 1,024": lambda: tnsim.paths(
+            tnsim.Model([bilinear(np.random.default_rng(0), 2, 100, 2)] * 2), by="unit"
+        ),
         r"12 components, whose sets need 4,096 switched models, more than 1,024": lambda: (
             tnsim.paths(deep)
         ),

@@ -159,7 +159,7 @@ def heads(
         if not (squares > 0).all():
             zero = label_list[int(np.argmin(squares))]
             raise ModelError(f"{zero} is the zero function: it has no similarity")
-    similarity = inner / np.sqrt(np.outer(norms[0], norms[1]))
+    similarity = np.clip(inner / np.sqrt(np.outer(*norms)), -1.0, 1.0)
     spread = np.full(len(names[0]), np.nan)
     if sides is not None:
         spread = _spread_of_chance(*sides, norms[0])
@@ -429,8 +429,8 @@ def composition(model: Any) -> xr.DataArray:
     with naming_file(model):
         scores, values = anatomy.circuits("qk", view), anatomy.circuits("ov", view)
     # Maps of the stream alone, without the biases in their last column.
-    queries, keys, read = (maps[..., :-1] for maps in (scores.left, scores.right, values.right))
-    written = values.left
+    of_stream = (maps[..., :-1] for maps in (scores.left, scores.right, values.right))
+    queries, keys, read, written = map(_in_own_units, (*of_stream, values.left))
     layers = np.array([name.layer for name in values.names])
     later = layers[:, None] > layers[None, :]
     if not later.any():
@@ -449,6 +449,12 @@ def composition(model: Any) -> xr.DataArray:
         "composition",
         {"chance": float(written.shape[-1] ** -0.5)},
     )
+
+
+def _in_own_units(maps: Float[np.ndarray, "H r d"]) -> Float[np.ndarray, "H r d"]:
+    """The map of each head over its largest entry, so that no norm leaves the range of floats."""
+    sizes = np.abs(maps).max(axis=(1, 2), keepdims=True)
+    return maps / np.where(sizes > 0, sizes, 1.0)
 
 
 def _scores(
@@ -478,4 +484,4 @@ def _scores(
     ]
     if min(norm.min() for norm in norms) <= 0:
         raise ModelError("a head is the zero function: it has no composition score")
-    return np.sqrt(np.maximum(squares, 0.0) / np.outer(*norms))
+    return np.sqrt(np.clip(squares / np.outer(*norms), 0.0, 1.0))

@@ -23,7 +23,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from tnsim.analysis.baselines import BATCH, Inputs, cka, drawn_inputs, read_by
+from tnsim.analysis.baselines import (
+    BATCH,
+    Inputs,
+    cka,
+    drawn_inputs,
+    read_by,
+    weight_cosine,
+    weight_slices,
+)
 from tnsim.analysis.matrices import over_layers
 from tnsim.checkpoints.given import given_model
 from tnsim.engine.planner import Budget
@@ -115,8 +123,8 @@ def layer_similarity(
         such as embeddings of positions, have no CKA and are left out of it.
 
     Raises:
-        ModelError: The networks have no such parts, the measure needs parts of equal width, or the
-            inputs do not fit.
+        ModelError: The networks have no such parts, the measure needs parts of equal width or
+            compares weights, or the inputs do not fit.
         TooLarge: The states of the parts do not fit into memory.
         MissingExtra: xarray is not installed.
 
@@ -131,6 +139,11 @@ def layer_similarity(
         Kornblith et al. 2019, "Similarity of neural network representations revisited", figures of
         layers against layers.
     """
+    if measure in (weight_cosine, weight_slices):
+        raise ModelError(
+            "layers are compared by their outputs, and this measure compares weights: give one of "
+            "outputs, such as tnsim.baselines.cka"
+        )
     first, second, seed = a, b, seed_number(seed)
     if isinstance(inputs, (int, np.integer)):
         # Only models of tnsim tell the width of their inputs.

@@ -145,7 +145,8 @@ def _edges_data(run: EdgeSeries) -> dict[str, Any]:
         }
         for label, edges in zip(run.labels, run.each, strict=True)
     }
-    return {**_about(run.each), "edges": table}
+    errors = [(run.edges, found.standard_error) for found in run.each]
+    return {**_about(run.each), "edges": table} | _standard_errors(run.labels, errors)
 
 
 def _changes_data(run: ChangeSeries) -> dict[str, Any]:

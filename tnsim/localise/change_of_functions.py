@@ -20,7 +20,7 @@ from tnsim.compare.request import is_exact
 from tnsim.engine import precision
 from tnsim.engine.precision import Arithmetic
 from tnsim.errors import ModelError, ResultError
-from tnsim.localise.differences import Batch, Split, Unchanged
+from tnsim.localise.differences import ONE_FUNCTION, Batch, Split, Unchanged
 from tnsim.localise.switched_models import (
     MOST_NODES,
     NEAR,
@@ -62,6 +62,9 @@ rounding of outputs. Of 900 changes of two layers by 1e-3 to 1e-12 of their weig
 its bound, by 8 %, and the median is a seventh."""
 _ROWS = 1024
 """Inputs of a batch of forward passes of models."""
+_NODES_OF_INTERVAL, _MOST_INTERVALS = 16, 1024
+"""Nodes of an interval over which the slope of a cosine is integrated, and most of such intervals,
+for each of which polynomials are evaluated and no model."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +129,7 @@ class FunctionsExchanged(NamedTuple):
         total = self.setting.measure(self.a, self.b, of)
         if total <= 0:
             if self.a is self.given or self.setting.measure(self.given, self.b, of) <= 0:
-                raise Unchanged("the models are the same function: there is no change to split")
+                raise Unchanged(f"the models are {ONE_FUNCTION[of]}: there is no change to split")
             raise Unchanged(
                 "the models differ in linear layers alone, which are no components by themselves: "
                 "ends=True makes components of them"
@@ -139,17 +142,19 @@ class FunctionsExchanged(NamedTuple):
         surroundings = (
             0.0 if self.a is self.given else setting.measure(self.given, self.a, of, total)
         )
+        arithmetic = Arithmetic(max(self.a.degree, self.b.degree), setting.dtype)
         if of == "distance":  # the inner products <delta_c, b - a>, by groups of draws
             difference: Any = by_differences(self.b - self.a, setting.dtype)
             at = exact_nodes(self.switched.degree)
             slopes = integral(self.switched, at, difference)
         else:
             floor = _rounding_of_similarity(self, total)
-            slopes = _of_similarity(self, total, _CLOSE + error + floor)
             error = max(error, floor)
+            precision.refuse(error, "a share of the change", arithmetic)
+            slopes, lost = _of_similarity(self, total, _CLOSE + error)
+            error = max(error, lost)
         # The first axis are groups of draws, which are kept for the standard errors only.
         together = slopes.sum(axis=0)
-        arithmetic = Arithmetic(max(self.a.degree, self.b.degree), setting.dtype)
         # The parts sum to the total; by how much they miss it shows the digits that cancellation
         # has left.
         missed = abs(together.sum() / total - 1)
@@ -287,61 +292,121 @@ def _rounding_of_similarity(pair: FunctionsExchanged, total: float) -> float:
     """What rounding leaves open of a change of similarity, relative to it.
 
     Along plans derivatives of a cosine are differences of numbers near 1. At points they are inner
-    products with b - f, which is as small as the root of the change.
+    products with b - f, which is as small as the root of the change, unless b is longer than a.
     """
     degree = max(pair.a.degree, pair.b.degree)
     rounding = Arithmetic(degree, "float64").rounding
-    return rounding / (total if pair.points is None else min(total, 1.0) ** 0.5)
+    if pair.points is None:
+        return rounding / total
+    first, second = (math.sqrt(pair.setting.squared_norm(model)) for model in (pair.a, pair.b))
+    longer = (second - first) ** 2 / (2 * first * second)
+    return rounding * max(min(total, 1.0) ** -0.5, longer / total)
+
+
+class _Products(NamedTuple):
+    """Inner products of f(t, ..., t) with b, or b - f, and with itself, and their derivatives.
+
+    The first axis of each are values of t, the second groups of draws; derivatives by the switches
+    of components have a third one.
+    """
+
+    cross: Float[np.ndarray, "t groups"]
+    by_cross: Float[np.ndarray, "t groups components"]
+    squares: Float[np.ndarray, "t groups"]
+    by_own: Float[np.ndarray, "t groups components"]
 
 
 def _of_similarity(
     pair: FunctionsExchanged, total: float, close: float
-) -> Float[np.ndarray, "groups components"]:
-    """The integral of the derivatives of the cosine of f(s) and b.
+) -> tuple[Float[np.ndarray, "groups components"], float]:
+    """The integral of the derivatives of the cosine of f(s) and b, and its relative rounding.
 
-    The cosine is no polynomial in t: nodes are doubled until the parts sum to its rise, but for a
-    relative error that is close enough.
+    The cosine is no polynomial in t, but a quotient of some, of degree 2 U at most: their values at
+    2 U + 1 nodes are their values everywhere, so that no further gradient is taken however steep
+    the quotient is. Intervals are halved until neither half tells more than the whole.
     """
     near = total <= NEAR and pair.points is not None  # plans would expand b - f, and lose the same
-    # As many nodes as the numerator would need, at least.
-    count = max(4, math.ceil(pair.switched.degree / 2))
-    while True:
-        slopes = _cosine_slopes(pair, nodes(count), near)
-        missed = abs(slopes.sum(axis=0).sum() - total)
-        if missed <= close * total:
-            return slopes
-        if 2 * count > MOST_NODES:
+    at = nodes(min(2 * pair.switched.degree + 1, MOST_NODES))
+    known = _products_at(pair, at.points, near)
+    norm = math.sqrt(pair.setting.squared_norm(pair.b))
+    lengths = []
+
+    def over(start: float, stop: float) -> Float[np.ndarray, "groups components"]:
+        inside = nodes(_NODES_OF_INTERVAL)
+        values = _polynomials_at(at, known, start + (stop - start) * inside.points)
+        lengths.append(values.squares.sum(axis=1).min())
+        if lengths[-1] <= 0:
             raise ResultError(
-                f"the similarity changes too steeply between the models: {count} nodes miss "
-                f"{missed:.1g} of {total:.3g}; use of='distance', which is exact"
+                "a model between the two is the zero function, whose similarity is undefined; use "
+                "of='distance'"
             )
-        count *= 2
+        slopes = [_slopes_of_cosine(*each) for each in zip(*values, strict=True)]
+        return (stop - start) / norm * np.tensordot(inside.weights, slopes, 1)
+
+    slopes, intervals = np.zeros(known.by_own.shape[1:]), [(0.0, 1.0, over(0.0, 1.0))]
+    while intervals:
+        start, stop, whole = intervals.pop()
+        middle = (start + stop) / 2
+        halves = over(start, middle), over(middle, stop)
+        missed = abs((sum(halves) - whole).sum(axis=0)).max()
+        if missed <= close * total or len(lengths) > _MOST_INTERVALS:
+            slopes += sum(halves)
+        else:
+            intervals += [(start, middle, halves[0]), (middle, stop, halves[1])]
+    # Polynomials are as exact as they are large, which q may be elsewhere.
+    longest = known.squares.sum(axis=1).max()
+    lost = float(precision.EPS[pair.setting.dtype] * longest / min(lengths))
+    missed = abs(slopes.sum() - total)
+    if missed > (close + lost) * total:
+        raise ResultError(
+            "the similarity changes too steeply between the models, as of those that are nearly "
+            f"opposite: shares miss {missed:.1g} of {total:.3g}; use of='distance', which is exact"
+        )
+    return slopes, lost
 
 
-def _cosine_slopes(
-    pair: FunctionsExchanged, at: Nodes, near: bool
-) -> Float[np.ndarray, "groups parts"]:
-    """The derivatives of the cosine, weighted and summed over nodes.
+def _products_at(
+    pair: FunctionsExchanged, at: Float[np.ndarray, " nodes"], near: bool
+) -> _Products:
+    """The inner products of models between two, by gradients."""
+    found = []
+    for t in at:
+        own = pair.switched.at(t)
+        cross = slope(pair.switched, t, pair.b - own if near else pair.b)
+        # The target is the model itself, held fixed: half of the derivative of its squared norm.
+        found.append((*cross, *slope(pair.switched, t, own)))
+    return _Products(*map(np.stack, zip(*found, strict=True)))
+
+
+def _polynomials_at(known: Nodes, values: _Products, t: Float[np.ndarray, " t"]) -> _Products:
+    """Polynomials that are known at Gauss-Legendre nodes, at other places (barycentric formula).
+
+    Source:
+        Wang, Huybrechs and Vandewalle 2014, "Explicit barycentric weights for polynomial
+        interpolation in the roots or extrema of classical orthogonal polynomials".
+    """
+    x, weights = known
+    shares = (-1.0) ** np.arange(len(x)) * np.sqrt(x * (1 - x) * weights)
+    apart = t[:, None] - x
+    # At a node its own share is all there is.
+    shares = shares / np.where(apart == 0, np.finfo(np.float64).tiny, apart)
+    shares /= shares.sum(axis=1, keepdims=True)
+    return _Products(*(np.tensordot(shares, each, 1) for each in values))
+
+
+def _slopes_of_cosine(
+    cross: Float[np.ndarray, " groups"],
+    by_cross: Float[np.ndarray, "groups components"],
+    squares: Float[np.ndarray, " groups"],
+    by_own: Float[np.ndarray, "groups components"],
+) -> Float[np.ndarray, "groups components"]:
+    """The derivatives of the cosine at some t, times the norm of b.
 
     With p = <f, T> and q = <f, f> the derivative `d (<f, b> / sqrt(q)) = (<df, T> - p <df, f> / q)
     / sqrt(q)` is the same for T = b and for T = b - f, as for any other multiple of f beside b. For
     near models the latter has small terms in the place of large ones that cancel.
     """
-    norm = pair.setting.squared_norm(pair.b)
-    total: Any = 0.0
-    for t, weight in zip(*at, strict=True):
-        own = pair.switched.at(t)
-        cross, by_cross = slope(pair.switched, t, pair.b - own if near else pair.b)
-        # The target is the model itself, held fixed: half of the derivative of its squared norm.
-        squares, by_own = slope(pair.switched, t, own)
-        p, q = cross.sum(), squares.sum()
-        if q <= 0:
-            raise ResultError(
-                "a model between the two is the zero function, whose similarity is undefined; use "
-                "of='distance'"
-            )
-        # No power of q, which may leave the range of floats.
-        rises, apart = by_cross - p / q * by_own, cross - p / q * squares
-        rises = rises_as_drawn(rises, apart, by_own.sum(axis=0), squares)
-        total = total + weight * rises / np.sqrt(q) / np.sqrt(norm)
-    return total
+    p, q = cross.sum(), squares.sum()
+    # No power of q, which may leave the range of floats.
+    rises, apart = by_cross - p / q * by_own, cross - p / q * squares
+    return rises_as_drawn(rises, apart, by_own.sum(axis=0), squares) / np.sqrt(q)

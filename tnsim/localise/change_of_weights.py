@@ -33,7 +33,7 @@ from tnsim.compare.by_points import points_of
 from tnsim.compare.request import check_comparison
 from tnsim.engine.runtime import execution
 from tnsim.errors import CaveatWarning, ModelError, ResultError, TnsimError, TooLarge, first_few
-from tnsim.localise.differences import Batch, Split, Unchanged
+from tnsim.localise.differences import ONE_FUNCTION, Batch, Split, Unchanged
 from tnsim.localise.switched_models import Setting, one_less_cosine, rises_as_drawn
 from tnsim.localise.switched_weights import (
     Between,
@@ -656,7 +656,7 @@ def exchange_weights(a: Any, b: Any, setting: Setting, by: Any, of: Any) -> Weig
         lineage = OfModels(a, b, setting, str(of))
     check_finite(lineage.total)
     if lineage.total == 0:
-        what = f"have one {name_of(of)}" if callable(of) else "are the same function"
+        what = f"have one {name_of(of)}" if callable(of) else f"are {ONE_FUNCTION[of]}"
         what += " on these inputs" if isinstance(lineage, OnInputs) else ""
         raise Unchanged(f"the networks {what}: there is no change to split")
     parts = groups_of(lineage.names, "module" if by is None else by)

@@ -35,6 +35,11 @@ MOST_BYTES = 2**31
 
 TOTALS = {"distance": "|b - a|^2", "similarity": "1 - similarity"}
 """Values of `of`, and what they are measures of."""
+ONE_FUNCTION = {
+    "distance": "the same function",
+    "similarity": "the same function, up to a factor",
+}
+"""What two networks are between which a measure is zero."""
 
 Run = Series | Mapping | list | tuple
 """The checkpoints of a run: of files, by labels, or in their order."""

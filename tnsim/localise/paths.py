@@ -41,8 +41,8 @@ from jaxtyping import Float
 from numpy.typing import DTypeLike
 
 from tnsim.checkpoints.load import Series
-from tnsim.compare.numbers import jackknife_error
-from tnsim.compare.request import comparables, is_exact
+from tnsim.compare.numbers import jackknife_error, without_each
+from tnsim.compare.request import comparables, count_text, is_exact
 from tnsim.engine import precision
 from tnsim.engine.ir.problem import dtype_name
 from tnsim.engine.planner import Budget
@@ -122,6 +122,7 @@ class Edges:
         rest: Share of signals that need no edge; `share` sums to `1 - rest`.
         metric: Name of the metric.
         exact: Whether the metric's definition is met exactly.
+        standard_error: Standard errors of `share`, (edges,); None where nothing was sampled.
         caveats: Differences between the model and the network it was read from.
     """
 
@@ -131,10 +132,12 @@ class Edges:
     rest: float
     metric: str
     exact: bool
+    standard_error: Float[np.ndarray, " edges"] | None = None
     caveats: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        lines = [f"{self.metric} ({guarantee(self.exact)})", f"{'share':>9}{'cut':>10}   edge"]
+        said = guarantee(self.exact, self.standard_error)
+        lines = [f"{self.metric} ({said})", f"{'share':>9}{'cut':>10}   edge"]
         for n in largest(self.cut, ROWS):
             lines.append(f"{self.share[n]:>+9.4f}{self.cut[n]:>10.4f}   {self.edges[n]}")
         return "\n".join(lines)
@@ -142,7 +145,8 @@ class Edges:
     def _repr_html_(self) -> str:
         order = largest(self.cut)
         rows = [(self.edges[n], f"{self.share[n]:.4g}", f"{self.cut[n]:.4g}") for n in order]
-        return html_table(f"Edges, {self.metric}", rows, ("edge", "share", "cut"))
+        said = guarantee(self.exact, self.standard_error)
+        return html_table(f"Edges, {self.metric} ({said})", rows, ("edge", "share", "cut"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,6 +227,7 @@ def edges_between(model: Model, by: str, setting: Setting) -> Edges:
     Raises:
         ModelError: The model is the zero function.
         UnsupportedLayer: A layer has an activation.
+        TooLarge: There are more edges than `MOST_SWITCHED`.
 
     Example:
         >>> import tnsim
@@ -238,6 +243,11 @@ def edges_between(model: Model, by: str, setting: Setting) -> Edges:
     parts = components_of([model], by)
     check_polynomial(model)
     edges = edges_of(model, parts)
+    if len(edges) > MOST_SWITCHED:
+        raise TooLarge(
+            f"by={by!r} gives {len(edges):,} edges, each of which is cut in a model of its own, "
+            f"more than {MOST_SWITCHED:,}; use a coarser by, or paths without legs"
+        )
     # Degree of the states in the common gate t: each leg of a component reads states through one
     # more gate.
     degree, known = 0, {part.layer for part in parts}
@@ -256,7 +266,8 @@ def edges_between(model: Model, by: str, setting: Setting) -> Edges:
     switched = switched._replace(points=setting.points(whole))
     error = rounding_error(switched, [whole], norm)
     precision.report(error, "a share of an edge", Arithmetic(model.growth, setting.dtype))
-    share = integral(switched, at, model).sum(axis=0) / norm
+    slopes, errors = integral(switched, at, model), None
+    share = slopes.sum(axis=0) / norm
     if switched.points is None:
         cut = np.array([setting.measure(whole, other, "distance", norm) for other in cuts])
     else:
@@ -268,12 +279,16 @@ def edges_between(model: Model, by: str, setting: Setting) -> Edges:
         sums = at_points.sums(rows, one, switched.points, False, setting.dtype, setting.budget)
         squares = at_points.over_groups(sums.rows)
         cut = np.asarray(power(squares.mantissa, squares.exponent))
+        counted = sums.shares > 0
+        if switched.points.drawn and np.count_nonzero(counted) > 1:
+            own = power(*without_each(sums.columns, counted))
+            with np.errstate(divide="ignore", invalid="ignore"):  # zero without some group
+                errors = jackknife_error((slopes.sum(axis=0) - slopes[counted]) / own)
     names = {EMBED: START} | {n: part.label for n, part in enumerate(parts)}
     labels = tuple(f"{names[x.source]} > {x.leg} of {names[x.target]}" for x in edges)
     exact, said = is_exact(setting.metric, [model]), caveats(model)
-    return Edges(
-        labels, share, cut / norm, 1.0 - float(share.sum()), setting.metric.name, exact, said
-    )
+    rest, name = 1.0 - float(share.sum()), setting.metric.name
+    return Edges(labels, share, cut / norm, rest, name, exact, errors, said)
 
 
 @dataclass(frozen=True, eq=False)
@@ -522,7 +537,8 @@ def paths(
             would raise it.
         UnsupportedLayer: A layer has an activation, and `legs` is asked of it or the metric has no
             closed form for the model.
-        TooLarge: The question needs more than 1,024 switched models, or is beyond the budget.
+        TooLarge: The question needs more than 1,024 switched models, or edges, or is beyond the
+            budget.
         TnsimError: An inner product is beyond float64.
 
     Warns:
@@ -848,9 +864,9 @@ def _sets(model: Model, parts: Sequence[Component], question: _Question) -> list
     count = sum(math.comb(below, k) * (1 + (last if k < most else 0)) for k in range(most + 1))
     if count > MOST_SWITCHED:
         raise TooLarge(
-            f"by={question.by!r} gives {len(parts)} components, whose sets need {count:,} switched "
-            f"models, more than {MOST_SWITCHED:,}; use a coarser by, within=[...] for some "
-            "components, or order=2 for paths of at most two"
+            f"by={question.by!r} gives {len(parts)} components, whose sets need "
+            f"{count_text(count)} switched models, more than {MOST_SWITCHED:,}; use a coarser by, "
+            "within=[...] for some components, or order=2 for paths of at most two"
         )
     lower = [
         sum(1 << n for n in own)

@@ -68,6 +68,8 @@ NEAR = 1e-4
 digits, and nothing is left of it below 1e-16."""
 
 
+_ALIKE = 64 * float(np.finfo(np.float64).eps)
+"""Share of a squared difference that rounding leaves across models which differ by a factor."""
 MOST_NODES = 512
 """Most nodes of one integral, each a reverse gradient."""
 _IN_CACHE = 2**23
@@ -82,7 +84,8 @@ def one_less_cosine(squares: float, longer: float, first: float, second: float) 
     """`1 - cos(a, b)` with the digits that 1 less a cosine near 1 has lost.
 
     With d = b - a it is `(|d|^2 - (|b| - |a|)^2) / (2 |a| |b|)`, where
-    `|b| - |a| = <d, a + b> / (|a| + |b|)`.
+    `|b| - |a| = <d, a + b> / (|a| + |b|)`. It is 0 where rounding is all that the difference of
+    squares has, as of models that differ by a factor.
 
     Args:
         squares: `|d|^2`.
@@ -93,7 +96,8 @@ def one_less_cosine(squares: float, longer: float, first: float, second: float) 
         >>> one_less_cosine(2.0, 0.0, 1.0, 1.0)
         1.0
     """
-    return (squares - (longer / (first + second)) ** 2) / (2 * first * second)
+    across = squares - (longer / (first + second)) ** 2
+    return across / (2 * first * second) if across > _ALIKE * squares else 0.0
 
 
 def rises_as_drawn(

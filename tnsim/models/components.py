@@ -804,10 +804,10 @@ def edges_of(model: Model, parts: Sequence[Component]) -> tuple[Edge, ...]:
 def wired(model: Model, gates: Any, parts: Sequence[Component], edges: Sequence[Edge]) -> Model:
     """The model with a gate on every edge, the same function where all gates are 1.
 
-    The stream becomes a block for each component, and block 0 for what belongs to none: the layers
-    below all of them and the biases of linear layers between them. The rows of a leg read each
-    block through the gate of their edge. Where the layers below are forgotten, block 0 holds
-    constants alone, which are read through no edge.
+    The stream becomes a block for each component that is read, and block 0 for what belongs to
+    none: the layers below all of them and the biases of linear layers between them. The rows of a
+    leg read each block through the gate of their edge. Where the layers below are forgotten, block
+    0 holds constants alone, which are read through no edge. The last block is read by no component.
 
     Args:
         model: Any model.
@@ -824,15 +824,16 @@ def wired(model: Model, gates: Any, parts: Sequence[Component], edges: Sequence[
     """
     place = {edge: n + 2 for n, edge in enumerate(edges)}
     known = library(gates).concatenate([np.array([0.0, 1.0]), gates])
-    blocks, first, last = len(parts) + 1, parts[0].layer, parts[-1].layer
+    sources = sorted({EMBED, *(edge.source for edge in edges)})
+    blocks, first, last = len(sources) + 1, parts[0].layer, parts[-1].layer
     layers: list[Layer] = []
     for n, layer in enumerate(model.layers):
         own = _of_layer(parts, n)
-        # The stream is laid into block 0, and one empty block follows for each component.
+        # The stream is laid into block 0, and empty blocks follow.
         if n == first:
             layers.append(Linear(np.eye(blocks * layer.d_in, layer.d_in)))
         if own:
-            layers.append(_wired_layer(layer, own, parts, place, known))
+            layers.append(_wired_layer(layer, own, parts, sources, place, known))
         elif first < n < last:  # a linear layer between components maps each block
             weight, bias = getattr(layer, affine_maps(layer)[1]), _output_bias(layer)
             values = {
@@ -859,11 +860,13 @@ def _wired_layer(
     layer: Layer,
     own: Sequence[int],
     parts: Sequence[Component],
+    sources: Sequence[int],
     place: Mapping[Edge, int],
     known: Any,
 ) -> Layer:
     """A layer of components that read blocks of the stream through gates."""
-    blocks, core = len(parts) + 1, innermost(layer)
+    blocks, core = len(sources) + 1, innermost(layer)
+    block = {part: sources.index(part) if part in sources else blocks - 1 for part in own}
     rows, output = affine_maps(core)
     weight, bias = getattr(core, output), _output_bias(core)
     values: dict[str, Any] = {bias_name(output): None}
@@ -875,17 +878,17 @@ def _wired_layer(
             if parts[target].part is not None:
                 leg = _LEGS.get(name, "in")
                 rows_of_part = parts[target].places(len(matrix))
-                gate[rows_of_part] = _gate_numbers(place, target, leg, blocks)
+                gate[rows_of_part] = _gate_numbers(place, target, leg, sources)
         # The matrix stands once for each block, with the rows of a component gated apart.
         wide = matrix[:, None, :] * known[gate][:, :, None]
         values[name] = wide.reshape(len(matrix), -1)
-    # A component writes into its own block alone.
+    # A component writes into a single block, its own where it is read.
     columns = np.zeros((blocks, weight.shape[1]))
     for target in own:
         if parts[target].part is not None:
-            columns[target + 1, parts[target].places(weight.shape[1])] = 1.0
+            columns[block[target], parts[target].places(weight.shape[1])] = 1.0
         if parts[target].bias:
-            values[bias_name(output)] = _in_block(bias, target + 1, blocks)
+            values[bias_name(output)] = _in_block(bias, block[target], blocks)
     if rows:
         wide = columns[:, None, :] * weight[None, :, :]
         values[output] = wide.reshape(-1, weight.shape[1])
@@ -893,14 +896,16 @@ def _wired_layer(
         # A linear layer has no rows to gate: its whole matrix reads every block through the gates
         # of its only component.
         (target,) = own
-        row = known[np.array(_gate_numbers(place, target, "in", blocks))]
-        only = np.eye(blocks)[target + 1][:, None] * row[None, :]
+        row = known[np.array(_gate_numbers(place, target, "in", sources))]
+        only = np.eye(blocks)[block[target]][:, None] * row[None, :]
         values[output] = library(only, weight).kron(only, weight)
     return with_core(layer, replaced(core, values))
 
 
-def _gate_numbers(place: Mapping[Edge, int], target: int, leg: str, blocks: int) -> list[int]:
+def _gate_numbers(
+    place: Mapping[Edge, int], target: int, leg: str, sources: Sequence[int]
+) -> list[int]:
     """Places of the gates through which a target reads every block."""
-    # Block 0 is read by everyone; block n belongs to component n - 1.
-    without = [_OPEN] + [_CLOSED] * (blocks - 1)
-    return [place.get(Edge(n - 1, target, leg), gate) for n, gate in enumerate(without)]
+    read = [place.get(Edge(source, target, leg), _CLOSED) for source in sources]
+    # Block 0 is read by everyone, and the last one by nobody.
+    return [place.get(Edge(EMBED, target, leg), _OPEN), *read[1:], _CLOSED]
