@@ -407,6 +407,9 @@ def test_long_names_leave_room_for_the_matrix(run):
         box = figure.axes[0].get_window_extent()
         width, height = figure.canvas.get_width_height()
         assert box.width > 0.3 * width and box.height > 0.3 * height
+        if kind == "mds":  # names of points are inside, and cover no number of an axis
+            names = [text.get_window_extent() for text in figure.axes[0].texts]
+            assert names and all(box.x0 < name.x0 and name.x1 < box.x1 for name in names)
         texts = [text.get_text() for text in figure.findobj(matplotlib.text.Text)]
         assert any(re.fullmatch(r"/home/somebo….*/step_\d+/model\.pt", text) for text in texts)
 

@@ -994,22 +994,28 @@ def _embeddings(
     result: xr.Dataset, names: Sequence[str], points: Sequence[int], drawing: Drawing
 ) -> Figure:
     result, points = _steps_alone(result, points)
-    # Long labels stand out on both sides.
-    room = 2 * max(0.0, label_inches(list(map(shortened, result["a"].values))) - 0.5)
-    size = ((1.2 * _PANEL + room) * len(names), 1.2 * _PANEL)
+    # Long labels take more room at both sides than a square has beside its points.
+    room = 2 * max(0.0, label_inches(list(map(shortened, result["a"].values))) - 0.4)
+    wider = 1 + room / _PANEL
+    size = (1.2 * _PANEL * wider * len(names), 1.2 * _PANEL)
     chosen = canvas(drawing, size, len(names), layout="compressed")
     refuse_span(chosen, "an embedding")
     for axes, name in zip(chosen.panels, names, strict=True):
         embedding = reading.mds(result[name])
-        _draw_path(chosen, axes, embedding.points, points)
+        _draw_path(chosen, axes, embedding.points, points, wider)
         axes.set_xlabel(f"axis 1, {embedding.share[0]:.0%} of the variance")
         axes.set_ylabel(f"axis 2, {embedding.share[1]:.0%}")
         axes.set_title(title_of(name))
     return chosen.figure
 
 
-def _draw_path(chosen: Canvas, axes: Axes, placed: xr.DataArray, points: Sequence[int]) -> None:
-    """Draw models in the plane, joined in the order of training and coloured by phase."""
+def _draw_path(
+    chosen: Canvas, axes: Axes, placed: xr.DataArray, points: Sequence[int], wider: float
+) -> None:
+    """Draw models in the plane, joined in the order of training and coloured by phase.
+
+    The picture is as high as wide, or `wider`.
+    """
     x, y = placed.values.T
     phases = reading.phase_of_rows(points, len(x))
     colours = [colour_of(phase, len(points) + 1, chosen) for phase in phases]
@@ -1018,7 +1024,7 @@ def _draw_path(chosen: Canvas, axes: Axes, placed: xr.DataArray, points: Sequenc
     reach = 0.65 * max(np.ptp(x), np.ptp(y)) or 1.0
     across, up = (x.max() + x.min()) / 2, (y.max() + y.min()) / 2
     axes.set(
-        xlim=(across - reach, across + reach),
+        xlim=(across - reach * wider, across + reach * wider),
         ylim=(up - reach, up + reach),
         aspect="equal",
     )
