@@ -259,6 +259,10 @@ def test_no_number_beside_trajectories_is_cut(show, step):
         return [texts.map((text) => text.getBBox().x), texts.map((text) => text.textContent)];
     })()""")
     assert len(set(texts)) == len(texts) >= 3 and min(lefts) >= 0
+    across = window.run(
+        "[...document.querySelectorAll('#plane circle')].map((dot) => +dot.getAttribute('cx'))"
+    )
+    assert max(across) - min(across) > 100  # nor are the models one point
 
 
 def test_curves_stand_above_the_matrix(show):

@@ -106,7 +106,7 @@ function placedPoints(W, H) {
     return [Math.min(...along), Math.max(...along)];
   });
   const units = bounds.map(([low, high], c) => ([W, H][c] - 2 * edges[c]) / (high - low || 1e-9));
-  const unit = Math.min(...units, 1e4);
+  const unit = Math.min(...units, 1e8); // rounding of equal models stays a point
   const [across, up] = bounds.map(([low, high]) => (low + high) / 2);
   return points.map(([x, y]) => [W / 2 + unit * (x - across), H / 2 - unit * (y - up)]);
 }
