@@ -7,6 +7,7 @@ from functools import partial
 import matplotlib.text
 import numpy as np
 import pytest
+from closeness import assert_close
 from refusals import refused
 from sample_runs import SHIPPED, blocks, shipped
 
@@ -122,6 +123,19 @@ def test_trajectories(run):
     assert len(before.get_xdata()) == 12 and figure.axes[0].get_ylabel() == "value"
     assert len(figure.axes[0].get_legend().get_texts()) == 4
     assert figure.axes[0].lines[-1].get_xdata()[0] == 3.5
+
+
+@pytest.mark.parametrize("angle", [1.0, 1e-2, 1e-4, 1e-6])
+def test_numbers_beside_curves_are_whole(run, angle):
+    """Near 1 none is taken out of them, to be written where the legend is."""
+    few, angles = run[["similarity"]].isel(a=slice(4), b=slice(4)), angle * np.arange(4)
+    near = few.assign(similarity=(("a", "b"), np.cos(np.subtract.outer(angles, angles))))
+    figure = figures.pairwise(near, "trajectory")
+    figure.draw_without_rendering()
+    axis = figure.axes[0].yaxis
+    said = [float(text.get_text().replace("\N{MINUS SIGN}", "-")) for text in axis.get_ticklabels()]
+    assert not axis.get_offset_text().get_text() and len(set(said)) == len(said) >= 4
+    assert_close(said, axis.get_ticklocs())
 
 
 def test_slices(run):

@@ -624,6 +624,9 @@ def show_curves(
     if len(labels):
         thin_ticks(axes.xaxis, labels, inches)
     axes.tick_params(labelsize=SMALL)
+    if axes.get_yscale() == "linear":
+        # What matplotlib takes out of numbers near 1, or of small ones, it writes on the legend.
+        axes.yaxis.set_major_formatter(lambda y, _: f"{y:.14g}".replace("-", "\N{MINUS SIGN}"))
     axes.set(xlabel=names[0], ylabel=names[1])
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
