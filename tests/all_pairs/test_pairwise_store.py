@@ -1,7 +1,9 @@
 """Stores: killed runs, stores of other runs, two processes."""
 
+import errno
 import json
 import os
+import shutil
 import signal
 import time
 from collections import Counter
@@ -155,6 +157,62 @@ def test_a_full_disk_is_told_and_nothing_is_lost(folder, monkeypatch):
     with pytest.warns(tnsim.errors.StoreWarning, match="not finished"):
         assert np.isnan(tnsim.open_pairwise(folder / "store").similarity).any()
     assert compare(folder, store=folder / "store").identical(whole)
+
+
+def denied(code, allowed):
+    """What a file system answers where `allowed` says no: root, as which tests may run, may do all."""
+
+    def asked(function):
+        def answered(path, *arguments, **options):
+            if not allowed(str(path)):
+                raise OSError(code, os.strerror(code), path)
+            return function(path, *arguments, **options)
+
+        return answered
+
+    return asked
+
+
+def test_a_finished_store_may_be_read_only(folder, monkeypatch):
+    """Also one in which a killed process has left something that nobody can remove now."""
+    whole, store = compare(folder, store=folder / "store"), folder / "store"
+    (store / f".{stores.host()}-{ended()}-{'c9aa' * 8}.partial").touch()
+    before = contents(store)
+    locked = denied(errno.EROFS, lambda path: not path.startswith(str(store)))
+    for name in ("unlink", "replace", "mkdir", "rmdir"):
+        monkeypatch.setattr(os, name, locked(getattr(os, name)))
+    assert compare(folder, store=store).identical(whole)
+    assert tnsim.open_pairwise(store).identical(whole)
+    assert contents(store) == before
+
+
+@pytest.mark.parametrize("name", ["tile 1 0", "run", "models", "finished", "."])
+def test_what_may_not_be_read_is_not_damaged(name, folder, monkeypatch):
+    """It is named, and nobody is told to remove what others can read."""
+    whole, store = compare(folder, store=folder / "store"), folder / "store"
+    hidden = {"tile 1 0": file_of(store, "tile 1 0"), ".": store}.get(name, store / f"{name}.json")
+    before = contents(store)
+    with monkeypatch.context() as patch:
+        readable = denied(
+            errno.EACCES, lambda path: not path.startswith(str(hidden) + "/" * (name == "."))
+        )
+        for function in ("open", "stat", "lstat") if name == "." else ("open",):
+            patch.setattr(os, function, readable(getattr(os, function)))
+        for use in (tnsim.open_pairwise, lambda path: compare(folder, store=path)):
+            with refused(
+                "cannot be read: Permission denied; give a store that you", tnsim.TnsimError
+            ):
+                use(store)
+    assert contents(store) == before and tnsim.open_pairwise(store).identical(whole)
+
+
+def test_a_store_without_models_is_no_other_folder(folder):
+    """A run that ended before its list of models was there, or is about to write it."""
+    compare(folder, store=folder / "store")
+    (folder / "begun").mkdir()
+    shutil.copy(folder / "store" / "run.json", folder / "begun")
+    with refused("begun: no model was compared; run pairwise again", tnsim.errors.StoreMismatch):
+        tnsim.open_pairwise(folder / "begun")
 
 
 def test_a_store_of_another_run_is_refused(folder, rng):

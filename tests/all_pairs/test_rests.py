@@ -1,6 +1,7 @@
 """What belongs to no part: every tensor and setting is held by parts or compared beside them."""
 
 import copy
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -227,6 +228,14 @@ def test_rests_of_processes_that_share_a_store_are_added_up(run, tmp_path):
         writing.result(timeout=30)
     _, kept = stores.read_list(store / RESTS)
     assert set(kept["a"]) == {"later", *map(str, result.a.values)}
+
+
+def test_a_finished_store_of_parts_may_be_read_only(run, tmp_path, monkeypatch):
+    """Nothing is written where all is there, not even a lease."""
+    parts, store = tnsim.parts(tnsim.load(run)[:2], ["ov"]), tmp_path / "store"
+    result = tnsim.pairwise(parts, store=store)
+    monkeypatch.setattr(os, "mkdir", lambda *path: pytest.fail(f"writes {path}"))
+    assert tnsim.pairwise(parts, store=store).identical(result)
 
 
 def test_the_command_says_what_belongs_to_no_part(run, tmp_path):

@@ -7,6 +7,7 @@ from functools import partial
 import matplotlib.text
 import numpy as np
 import pytest
+from closeness import assert_close
 from refusals import refused
 from sample_runs import SHIPPED, blocks, shipped
 
@@ -27,7 +28,7 @@ def images(figure):
 
 def drawn(figure, axis):
     """Extents, in pixels, of the labels along one axis."""
-    figure.canvas.draw()
+    figure.draw_without_rendering()
     return [text.get_window_extent() for text in axis.get_ticklabels() if text.get_text()]
 
 
@@ -122,6 +123,19 @@ def test_trajectories(run):
     assert len(before.get_xdata()) == 12 and figure.axes[0].get_ylabel() == "value"
     assert len(figure.axes[0].get_legend().get_texts()) == 4
     assert figure.axes[0].lines[-1].get_xdata()[0] == 3.5
+
+
+@pytest.mark.parametrize("angle", [1.0, 1e-2, 1e-4, 1e-6])
+def test_numbers_beside_curves_are_whole(run, angle):
+    """Near 1 none is taken out of them, to be written where the legend is."""
+    few, angles = run[["similarity"]].isel(a=slice(4), b=slice(4)), angle * np.arange(4)
+    near = few.assign(similarity=(("a", "b"), np.cos(np.subtract.outer(angles, angles))))
+    figure = figures.pairwise(near, "trajectory")
+    figure.draw_without_rendering()
+    axis = figure.axes[0].yaxis
+    said = [float(text.get_text().replace("\N{MINUS SIGN}", "-")) for text in axis.get_ticklabels()]
+    assert not axis.get_offset_text().get_text() and len(set(said)) == len(said) >= 4
+    assert_close(said, axis.get_ticklocs())
 
 
 def test_slices(run):
@@ -369,7 +383,7 @@ def inside(box, points):
 
 def covered(figure):
     """Points of curves, in pixels, that lie behind a legend; points between two values included."""
-    figure.canvas.draw()
+    figure.draw_without_rendering()
     behind = []
     every = [child for axes in figure.axes for child in (axes, *axes.child_axes)]
     for legend in (axes.get_legend() for axes in every if axes.get_legend()):
@@ -403,12 +417,101 @@ def test_long_names_leave_room_for_the_matrix(run):
     named = run.assign_coords(a=names, b=names)
     for kind in ("heatmap", "mds", "dendrogram", "trajectory"):
         figure = figures.pairwise(named, kind)
-        figure.canvas.draw()
+        figure.draw_without_rendering()
         box = figure.axes[0].get_window_extent()
         width, height = figure.canvas.get_width_height()
         assert box.width > 0.3 * width and box.height > 0.3 * height
+        if kind == "mds":  # names of points are inside, and cover no number of an axis
+            names = [text.get_window_extent() for text in figure.axes[0].texts]
+            assert names and all(box.x0 < name.x0 and name.x1 < box.x1 for name in names)
         texts = [text.get_text() for text in figure.findobj(matplotlib.text.Text)]
         assert any(re.fullmatch(r"/home/somebo….*/step_\d+/model\.pt", text) for text in texts)
+
+
+def outside(figure):
+    """Texts of a figure, other than the labels of ticks, that its edges cut."""
+    figure.draw_without_rendering()
+    ticks = {
+        text
+        for axes in figure.axes
+        for axis in (axes.xaxis, axes.yaxis)
+        for text in axis.get_ticklabels(which="both")
+    }
+    width, height = figure.canvas.get_width_height()
+    texts = [
+        text
+        for text in figure.findobj(matplotlib.text.Text)
+        if text.get_text() and text not in ticks
+    ]
+    boxes = [(text.get_text(), text.get_window_extent()) for text in texts]
+    return [
+        text
+        for text, box in boxes
+        if min(box.x0, box.y0) < -1 or box.x1 > width + 1 or box.y1 > height + 1
+    ]
+
+
+CHANGE = "share of the change of 8.86e+10"
+LONG_PATHS = [f"embed > layer 1 head 0 + layer 1 head 1 > layer 2 head {n}" for n in range(4)]
+MODEL = f"/home/somebody/runs/{'long' * 15}/model.pt"
+CROWDED = {
+    "a narrow matrix": lambda run: figures.layers_and_heads(["layer 1"], np.ones(1), title=CHANGE),
+    "long names of models": lambda run: figures.contributions(VALUES[None], ["all"], LABELS, names=(MODEL, MODEL)),
+    "long paths": lambda run: figures.contributions(np.eye(4), LONG_PATHS, LONG_PATHS),
+    "long bars": lambda run: figures.shares([MODEL, "b"], np.array([0.5, 0.5]), title=CHANGE),
+    "edges": lambda run: figures.edges(WIRES[:1], VALUES[:1], title=f"{CHANGE} from 100 to 200"),
+    "six in a legend": lambda run: figures.shares_over_training(["0", "1"], [f"embed > layer 1{n}" for n in range(6)], np.ones((2, 6))),
+    "parts": lambda run: pairwise("parts")(run.assign_coords({side: [f"{MODEL}_{n}" for n in range(13)] for side in "ab"})),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CROWDED)
+def test_no_edge_cuts_a_text(name, run):
+    assert outside(CROWDED[name](run)) == []
+
+
+def test_long_paths_leave_room_for_the_numbers():
+    for figure in (
+        figures.contributions(np.eye(4), LONG_PATHS, LONG_PATHS),
+        figures.shares(LONG_PATHS, np.ones(4)),
+    ):
+        figure.draw_without_rendering()
+        box = figure.axes[0].get_window_extent()
+        assert box.width > 200 and box.height > 90
+
+
+def test_a_line_past_a_layer_is_not_hidden_behind_it():
+    wires = [
+        f"{source} > in of layer {n}" for source, n in (("embed", 1), ("layer 1", 2), ("embed", 2))
+    ]
+    figure = figures.edges(wires, np.ones(3))
+    figure.draw_without_rendering()
+    axes = figure.axes[0]
+    (middle,) = [text for text in axes.texts if text.get_text() == "layer 1"]
+    box = middle.get_bbox_patch().get_window_extent().transformed(axes.transData.inverted())
+    assert box.y0 < 1 < box.y1 and len(axes.lines) == 3
+    at_layer = [np.interp(1.0, *line.get_xydata().T[::-1]) for line in axes.lines]
+    assert [box.x0 < x < box.x1 for x in at_layer] == [True, True, False]
+    assert axes.lines[2].get_ydata()[[0, -1]].tolist() == [0, 2]
+
+
+NOT_FINITE = {
+    "contributions": lambda values: figures.contributions(values[None], ["all"], LABELS),
+    "shares": lambda values: figures.shares(LABELS, values),
+    "errors of shares": lambda values: figures.shares(LABELS, VALUES, values),
+    "layers and heads": lambda values: figures.layers_and_heads(LABELS, values),
+    "shares over training": lambda values: figures.shares_over_training(["all"], LABELS, values[None]),
+    "edges": lambda values: figures.edges([f"embed > Q of {name}" for name in LABELS], values),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NOT_FINITE)
+def test_what_is_not_finite_is_not_left_out(name):
+    """A bar of no length and a point of no place would be missing, and nothing would tell."""
+    for value in (np.nan, np.inf):
+        values = np.where(np.arange(len(LABELS)) == 3, value, VALUES)
+        with refused(f"found {value} for .*layer 2 head 1", tnsim.errors.ResultError):
+            NOT_FINITE[name](values)
 
 
 NAMES = ["loss_$x$ in $", "file\udcff.pt", "100%", "$x$_$y^{$", r"a\$b$", "a\nb", "<b>"]
@@ -421,7 +524,7 @@ def test_names_are_written_letter_by_letter(rng):
     named = blocks(rng, [3, 4]).assign_coords(a=NAMES, b=NAMES)
     named["$a$ $"] = named.similarity
     for kind in ("heatmap", "trajectory", "mds", "dendrogram"):
-        figures.pairwise(named, kind, ["similarity", "$a$ $"]).canvas.draw()
+        figures.pairwise(named, kind, ["similarity", "$a$ $"]).draw_without_rendering()
     titled = {"title": NAMES[1]}
     drawn = [
         figures.heatmap(three, NAMES, **titled),
@@ -431,7 +534,7 @@ def test_names_are_written_letter_by_letter(rng):
         figures.edges([f"{name} > Q of {name}" for name in NAMES], three[0], **titled),
     ]
     for figure in drawn:
-        figure.canvas.draw()  # a letter that no font has is a warning, which fails a test
+        figure.draw_without_rendering()  # a letter that no font has is a warning, which fails a test
         texts = [text.get_text() for text in figure.findobj(matplotlib.text.Text)]
         assert any(r"loss_\$x\$ in \$" in text or r"loss \$x\$ in \$" in text for text in texts)
         assert any(r"file\udcff.pt" in text for text in texts)

@@ -248,6 +248,23 @@ def test_small_changes_are_told_apart(show, steps, said):
     assert abs(float(readout(window)["similarity"][0]) - near[-1, 0]) < 1e-9  # the digits shown
 
 
+@pytest.mark.parametrize("step", [1e-3, 1e-5])
+def test_no_number_beside_trajectories_is_cut(show, step):
+    """Near 1 it has as many digits as tell it from its neighbours."""
+    angles = step * np.arange(4)
+    near = np.cos(np.subtract.outer(angles, angles))
+    window = show(run_of([4]).assign(similarity=(("a", "b"), near)))
+    lefts, texts = window.run("""(() => {
+        const texts = [...document.querySelectorAll("#trajectory text:not([transform])")];
+        return [texts.map((text) => text.getBBox().x), texts.map((text) => text.textContent)];
+    })()""")
+    assert len(set(texts)) == len(texts) >= 3 and min(lefts) >= 0
+    across = window.run(
+        "[...document.querySelectorAll('#plane circle')].map((dot) => +dot.getAttribute('cx'))"
+    )
+    assert max(across) - min(across) > 100  # nor are the models one point
+
+
 def test_curves_stand_above_the_matrix(show):
     run = run_of([3, 3])
     before = show(run).run("place.top")

@@ -6,6 +6,7 @@ import re
 from importlib import resources
 
 import numpy as np
+import pytest
 from closeness import assert_close
 from refusals import refused
 from sample_runs import blocks, data_of, shipped
@@ -158,3 +159,27 @@ def test_slices_are_drawn_by_the_scale_of_their_figure(tmp_path, rng):
     image = run.tnsim.plot("slices").axes[0].images[0]
     assert data["sliceScale"]["name"] == "angle" and "by angle" in image.get_label()
     assert data["sliceScale"]["low"] == image.norm.vmin
+
+
+@pytest.mark.parametrize("size", [1e-320, 1e-90, 1e-6, 0.03, 1.0, 1e15])
+def test_numbers_of_any_size_keep_their_digits(size, tmp_path, rng):
+    """Distances in small units were 0.0000 on the page, and in the table that it downloads."""
+    run = blocks(rng, [6])
+    run["distance"] = (("a", "b"), size * rng.random((6, 6)))
+    packed = {
+        each["name"]: each for each in data_of(report.write(run, tmp_path / "run.html"))["matrices"]
+    }
+    found = unpacked(packed["distance"], (6, 6)) if size > 1e-100 else np.zeros((6, 6))
+    digits = "numbers packed in 4 digits"
+    assert_close(found, run.distance.values, scale=max(size, 1e-99), rtol=1e-3, limited_by=digits)
+    assert packed["distance"]["decimals"] <= 100  # the most that a browser writes
+    assert packed["similarity"]["decimals"] == 4
+
+
+def test_an_embedding_of_nearly_equal_models_is_no_point(tmp_path):
+    angles = 1e-5 * np.arange(4)
+    near = np.cos(np.subtract.outer(angles, angles))
+    run = blocks(np.random.default_rng(0), [4]).assign(similarity=(("a", "b"), near))
+    points = np.array(data_of(report.write(run, tmp_path / "run.html"))["embedding"]["points"])
+    few = "points of rounding 1e-8"
+    assert_close(np.ptp(points[:, 0]), 3e-5, rtol=1e-2, limited_by=few)

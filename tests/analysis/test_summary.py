@@ -54,6 +54,15 @@ def test_steps_beside_the_largest_are_told_by_the_largest_of_them():
     assert "(similarity 0.362; the other steps 0.878 or more, their median 1 - 0.005)" in said[1]
 
 
+def test_steps_are_told_by_their_similarity():
+    """Which no rounding of chords has changed: 0 is 0."""
+    said = findings(run_of(np.eye(4)))
+    assert (
+        "most from 0 to 1 (similarity 0), less than twice as far as in the other steps (0)."
+        in said[1]
+    )
+
+
 def test_models_under_names_have_no_order_to_change_in():
     names = ["base", "pruned", "int8", "seed_1", "seed_2", "tuned"]
     (said,) = findings(run_of(on_a_circle(np.arange(6.0)), names))

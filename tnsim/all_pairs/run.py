@@ -154,7 +154,7 @@ def _digest(value: Any) -> str:
 
 
 def write_rests(folder: Path, result: Pairwise, rests: Rests) -> None:
-    """Write the rests of the checkpoints of a finished run beside its parts.
+    """Write the rests of the checkpoints of a finished run beside its parts, if they are not there.
 
     Args:
         folder: Folder of the store of all parts.
@@ -165,6 +165,8 @@ def write_rests(folder: Path, result: Pairwise, rests: Rests) -> None:
         DamagedStore: The file is damaged.
         TnsimError: The file cannot be written.
     """
+    if read_rests(folder, result) == rests:  # so that a finished store may be read-only
+        return
     with stores.writing(folder), Leases(folder) as leases:
         leases.wait(LISTS)  # another process may add the rests of other checkpoints
         kept = _rests_in(folder)
@@ -253,7 +255,9 @@ def names_in(folder: Path) -> list[PartName]:
         DamagedStore: Models have no such parts.
     """
     run = stores.stated(folder).run
-    if run is None or run["parts"] is None:
+    if run is not None and run["parts"] is None:
+        raise StoreMismatch(f"{folder}: no model was compared; run pairwise again with this store")
+    if run is None:
         raise StoreMismatch(f"{folder}: not a store of tnsim.pairwise; give the path of one")
     names = [PartName(*name) for name in run["parts"]["names"]]
     # Labels become names of files, so only parts that models can have are accepted from a file.

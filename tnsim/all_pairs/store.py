@@ -355,7 +355,11 @@ class Store:
         return np.array([places[model] for model in models], int)
 
     def fetch(self, record: Record) -> State:
-        """The state of a record; a whole record is copied from the disk into `arrays`."""
+        """The state of a record; a whole record is copied from the disk into `arrays`.
+
+        Raises:
+            TnsimError: This user may not read it.
+        """
         if record.label in self.known:
             return State.WHOLE
         if self.path is None:
@@ -367,6 +371,8 @@ class Store:
             values = _unpacked(content, key, self._forms(record))
         except FileNotFoundError:
             return State.MISSING
+        except PermissionError as error:
+            raise _unreadable(error) from None
         except Exception:  # damaged bytes may raise anything
             return State.DAMAGED
         self._keep(record, values)
@@ -553,8 +559,21 @@ def _another_version(path: Path) -> StoreMismatch:
     )
 
 
+def _unreadable(error: PermissionError) -> TnsimError:
+    """The error of a file that this user may not read, which is no damage: others may read it."""
+    return TnsimError(
+        printable(
+            f"{error.filename}: cannot be read: {error.strerror}; give a store that you may read"
+        )
+    )
+
+
 def read_list(file: Path) -> tuple[State, dict[str, Any] | None]:
-    """The state of a list, and its content where it is whole."""
+    """The state of a list, and its content where it is whole.
+
+    Raises:
+        TnsimError: This user may not read it.
+    """
     try:
         with regular(file, follow=False) as opened:
             data = json.loads(opened.read())
@@ -566,6 +585,8 @@ def read_list(file: Path) -> tuple[State, dict[str, Any] | None]:
             return State.WHOLE, content
     except FileNotFoundError:
         return State.MISSING, None
+    except PermissionError as error:
+        raise _unreadable(error) from None
     except (OSError, ValueError, RecursionError, KeyError, TypeError):  # of damaged JSON
         pass
     return State.DAMAGED, None
@@ -647,9 +668,10 @@ def _other_models(side: str, theirs: Mapping[str, Any], ours: Mapping[str, Any])
 
 def within_results(path: Path) -> Path:
     """The store in a folder of results, or the path itself where there is none in it."""
-    if not list_file(path, RUN).exists():
+    # `os.path.exists` is False where the user may not look; `Path.exists` may raise there.
+    if not os.path.exists(list_file(path, RUN)):
         for inside in (path / name for name in WITHIN_RESULTS):
-            if list_file(inside, RUN).exists():
+            if os.path.exists(list_file(inside, RUN)):
                 return inside
     return path
 
@@ -721,7 +743,7 @@ def refuse_links(path: Path) -> None:
     """Raise `StoreMismatch` where a link in a store leads writing out of it."""
     # Other files are replaced by renaming, which replaces a link as well.
     for place in (path / RECORDS, path / FOLDER, path / LOG):
-        if place.is_symlink():
+        if os.path.islink(place):  # noqa: PTH114  (False where this user may not look)
             raise StoreMismatch(
                 f"{place}: is a link, through which a run would write outside of {path}; "
                 "put what it points to in its place, or remove it, and run again"
@@ -729,11 +751,12 @@ def refuse_links(path: Path) -> None:
 
 
 def sweep(path: Path) -> None:
-    """Remove the unfinished files of killed processes."""
+    """Remove the unfinished files of killed processes, where this process may."""
     for parent in (path, path / RECORDS):
         for unfinished in parent.glob(f".*{_PARTIAL}"):  # none where the folder vanished meanwhile
             if _is_left(unfinished):
-                unfinished.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # gone by now, or read-only, as a finished store
+                    unfinished.unlink()
 
 
 def _is_left(file: Path) -> bool:

@@ -65,6 +65,8 @@ _LABEL = 0.19
 """Inches along an axis that a label needs."""
 _LETTER, _ROW = 0.07, 0.17
 """Width of a letter and height of a row in a legend, in inches."""
+_CAPITAL = 0.09
+"""Width of a letter in a title, in inches."""
 _HANDLE = 0.55
 """Inches that an entry of a legend needs beside its letters."""
 _CROWDED = 0.9
@@ -193,6 +195,26 @@ def _check_size(figsize: Any) -> None:
         width = height = math.nan
     if not (0 < width < math.inf and 0 < height < math.inf):
         raise ResultError(f"figsize is a width and a height in inches, found {shown(figsize)}")
+
+
+def label_inches(labels: Sequence[str]) -> float:
+    """The length of the longest of some labels, as they are written.
+
+    Example:
+        >>> label_inches(["layer 1", "1"]) > 6 * label_inches(["1"])
+        True
+    """
+    return _LETTER * max(map(len, labels), default=0)
+
+
+def title_inches(title: str) -> float:
+    """The width of a figure in which a title has room above axes that are not quite in the middle.
+
+    Example:
+        >>> title_inches("a run") < title_inches("a run of training")
+        True
+    """
+    return 1.0 + _CAPITAL * max(map(len, title.splitlines()), default=0)
 
 
 def inches_of(chosen: Canvas, along: str, designed: float) -> float:
@@ -476,10 +498,22 @@ def show_matrices(
     heights, widths = zip(*(panel.values.shape for panel in panels), strict=True)
     # A panel of a single column still needs the room of its title.
     ratios = [max(width, 2) for width in widths[:ncols]]
+    if whole:  # margins have room for short labels
+        beside = label_inches([written(row) for panel in panels for row in panel.rows])
+        below = label_inches([written(column) for panel in panels for column in panel.columns])
+        # Labels below are slanted by 45 degrees, as far to the left as down.
+        slanted = max(0.0, below - cell) / math.sqrt(2)
+        wider, higher = max(0.0, beside - 0.8, slanted - 1.2), max(0.0, slanted - 0.4)
+        margin = margin[0] + wider, margin[1] + higher
     rows = -(-len(panels) // ncols)
     height = margin[1] + cell * max(heights) * rows
+    names = list(map(shortened, panels[0].names))
+    width = margin[0] + cell * sum(ratios)
     # The words beside the colour bar need some height, even beside a single row.
-    size = (margin[0] + cell * sum(ratios), max(height, 2.4))
+    size = (
+        max(width, title_inches(panels[0].title), title_inches(names[1])),
+        max(height, title_inches(names[0]), 2.4),
+    )
     options: dict[str, Any] = {"layout": "compressed", "width_ratios": ratios}
     chosen = canvas(drawing, size, len(panels), ncols, **options)
     options = colours_of(chosen, colours_by(scale))
@@ -495,7 +529,7 @@ def show_matrices(
             axes.axvline(point - 0.5, color="black", lw=0.9)
         for axis, labels in ((axes.xaxis, panel.columns), (axes.yaxis, panel.rows)):
             thin_ticks(axis, labels, cell * max(len(labels), 1), whole=whole)
-        axes.set(xlabel=written(panel.names[1]), ylabel=written(panel.names[0]))
+        axes.set(xlabel=shortened(panel.names[1]), ylabel=shortened(panel.names[0]))
         axes.set_title(panel.title)
         if len(panel.texts) <= MAX_NUMBERS:
             write_in_cells(image, panel.texts)
@@ -590,6 +624,9 @@ def show_curves(
     if len(labels):
         thin_ticks(axes.xaxis, labels, inches)
     axes.tick_params(labelsize=SMALL)
+    if axes.get_yscale() == "linear":
+        # What matplotlib takes out of numbers near 1, or of small ones, it writes on the legend.
+        axes.yaxis.set_major_formatter(lambda y, _: f"{y:.14g}".replace("-", "\N{MINUS SIGN}"))
     axes.set(xlabel=names[0], ylabel=names[1])
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
@@ -747,8 +784,16 @@ def show_graph(
         (x, y), (u, v) = place[wire.source], place[wire.target]
         label = None if wire.kind in drawn else wire.kind
         style: dict[str, Any] = {"color": colours[wire.kind], "lw": width, "label": label}
+        # A line past other rows bends around their nodes, behind which it would be hidden.
+        along = np.linspace(0, 1, 25)
+        bend = min(0.3 * (v - y - 1), 0.8) * np.sin(np.pi * along)
         axes.plot(
-            [x + side, u + side], [y, v], alpha=0.75, solid_capstyle="round", zorder=1, **style
+            x + (u - x) * along + side + bend,
+            y + (v - y) * along,
+            alpha=0.75,
+            solid_capstyle="round",
+            zorder=1,
+            **style,
         )
         drawn.add(wire.kind)
     box = {"boxstyle": "round", "facecolor": "white", "edgecolor": "0.4"}
@@ -1013,10 +1058,8 @@ def _legend_columns(labels: Sequence[str], inches: float) -> int:
     """Columns of a legend, as many as fit side by side; a legend is filled column by column."""
     # From the widest legend down: fewer rows leave more height to the curves.
     for columns in range(len(labels), 1, -1):
-        rows = -(-len(labels) // columns)
-        letters = sum(
-            max(map(len, labels[start : start + rows])) for start in range(0, len(labels), rows)
-        )
+        # Matplotlib fills columns as evenly as it can: six labels in five are 2, 1, 1, 1 and 1.
+        letters = sum(max(map(len, column)) for column in np.array_split(labels, columns))
         if _HANDLE * columns + _LETTER * letters <= inches:
             return columns
     return 1
@@ -1122,7 +1165,7 @@ def thin_ticks(
     write = written if whole else shortened
     shown = [write(labels[place]) for place in places]
     style: dict[str, Any] = {"fontsize": SMALL}
-    needed = _LETTER * max(map(len, shown)) + _LETTER
+    needed = label_inches(shown) + _LETTER
     if axis.axis_name == "x" and needed > inches / len(labels) * every:
         style |= {"rotation": 45 if whole else 90}
         if whole:

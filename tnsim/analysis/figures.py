@@ -35,11 +35,13 @@ from tnsim.analysis.axes import (
     colours_of,
     heading,
     inches_of,
+    label_inches,
     legend_height,
     limit,
     new_figure,
     refuse_span,
     scale_of,
+    shortened,
     show_bars,
     show_curves,
     show_graph,
@@ -48,12 +50,13 @@ from tnsim.analysis.axes import (
     show_points,
     show_tree,
     thin_ticks,
+    title_inches,
     title_of,
     written,
 )
 from tnsim.analysis.matrices import check_result, matrix, numbers_in, part_grids, square
 from tnsim.analysis.reading import correlation, paired_entries, without_copies
-from tnsim.errors import ResultError, require
+from tnsim.errors import ResultError, printable, require
 from tnsim.names import COVARIANCE, MEAN, SYMMETRISER, layer_tag
 from tnsim.options import checked, shown
 
@@ -197,7 +200,7 @@ def contributions(
         A figure; nothing is shown.
 
     Raises:
-        ResultError: The numbers of names and of values differ, or there are none.
+        ResultError: The numbers of names and of values differ, or a value is not finite.
         MissingExtra: matplotlib is not installed.
 
     Example:
@@ -245,7 +248,7 @@ def shares(
         The figure; nothing is shown.
 
     Raises:
-        ResultError: The numbers of names and of values differ, or there are none.
+        ResultError: The numbers of names and of values differ, or a value is not finite.
         MissingExtra: matplotlib is not installed.
 
     Example:
@@ -264,7 +267,10 @@ def shares(
         names.append(f"{len(values) - len(kept)} others")
         lengths = np.append(lengths, values.sum() - lengths.sum())
         lines = None if lines is None else np.append(lines, np.nan)
-    chosen = canvas(drawing, (6.4, 0.9 + 0.24 * len(names)))
+    beside = max(2.0, label_inches(list(map(written, names))))
+    # The title stands in the middle of the bars.
+    width = beside + max(4.4, title_inches(title))
+    chosen = canvas(drawing, (width, 0.9 + 0.24 * len(names)))
     axes = chosen.axes
     colours = [colour_of(4 * (length < 0), 5, chosen) for length in lengths]
     show_bars(axes, names, lengths, colours, lines)
@@ -297,7 +303,7 @@ def layers_and_heads(
         The figure; nothing is shown.
 
     Raises:
-        ResultError: The numbers of names and of values differ, or there are none.
+        ResultError: The numbers of names and of values differ, or a value is not finite.
         MissingExtra: matplotlib is not installed.
 
     Example:
@@ -322,13 +328,18 @@ def layers_and_heads(
 
 
 def _check_names(values: np.ndarray, *names: Sequence[Any]) -> None:
-    """Raise `ResultError` where an axis of values has another number of names, or none."""
+    """Raise `ResultError` where values are not finite, or have another number of names, or none."""
     counts = tuple(map(len, names))
     if values.shape != counts or 0 in counts:
         raise ResultError(
             f"a figure shows a number for each name, found values of shape {values.shape} for "
             f"{' x '.join(map(str, counts))} names"
         )
+    # A bar without a length and a point without a place would be missing, and nothing would tell.
+    if not np.isfinite(values).all():
+        at = tuple(np.argwhere(~np.isfinite(values))[0])
+        named = ", ".join(printable(str(own[n]), 40) for own, n in zip(names, at, strict=True))
+        raise ResultError(f"a figure shows finite numbers, found {values[at]} for {named}")
 
 
 def _column_order(name: str) -> tuple[bool, str, int]:
@@ -363,7 +374,7 @@ def shares_over_training(
         The figure; nothing is shown.
 
     Raises:
-        ResultError: The numbers of names and of values differ, or there are none.
+        ResultError: The numbers of names and of values differ, or a value is not finite.
         MissingExtra: matplotlib is not installed.
 
     Example:
@@ -413,7 +424,7 @@ def edges(
         The figure; nothing is shown.
 
     Raises:
-        ResultError: The numbers of names and of values differ, or there are none.
+        ResultError: The numbers of names and of values differ, or a value is not finite.
         MissingExtra: matplotlib is not installed.
 
     Example:
@@ -429,7 +440,8 @@ def edges(
     rows: dict[int, list[str]] = {}
     for name in sorted(ends, key=_place_of):
         rows.setdefault(_place_of(name)[0], []).append(name)
-    size = (2.4 + 1.3 * max(map(len, rows.values())), 1.4 + 1.3 * len(rows))
+    width = max(2.4 + 1.3 * max(map(len, rows.values())), title_inches(title))
+    size = (width, 1.4 + 1.3 * len(rows))
     chosen = canvas(drawing, size)
     axes = chosen.axes
     legs = list(dict.fromkeys(wire.kind for wire in wires))
@@ -879,7 +891,9 @@ def _part_panels(
     most = max(len(panel.values) for panel in panels)
     cell = max(0.4, min(0.9, 2.4 / most))
     margin = (1.4 * len(panels), max(1.6, 3.6 - cell * most))
-    of = f"{title_of(names[0])}\nof {written(table['a'].item())} and {written(table['b'].item())}"
+    ends = [shortened(table[side].item()) for side in "ab"]
+    both = "\nand " if label_inches(ends) > 1 else " and "  # two long names have a line each
+    of = f"{title_of(names[0])}\nof {both.join(ends)}"
     return show_matrices(drawing, panels, scale_of(finite), cell=cell, margin=margin, bar=of).figure
 
 
@@ -979,21 +993,29 @@ def _steps_alone(result: xr.Dataset, points: Sequence[int]) -> tuple[xr.Dataset,
 def _embeddings(
     result: xr.Dataset, names: Sequence[str], points: Sequence[int], drawing: Drawing
 ) -> Figure:
-    size = (1.2 * _PANEL * len(names), 1.2 * _PANEL)
+    result, points = _steps_alone(result, points)
+    # Long labels take more room at both sides than a square has beside its points.
+    room = 2 * max(0.0, label_inches(list(map(shortened, result["a"].values))) - 0.4)
+    wider = 1 + room / _PANEL
+    size = (1.2 * _PANEL * wider * len(names), 1.2 * _PANEL)
     chosen = canvas(drawing, size, len(names), layout="compressed")
     refuse_span(chosen, "an embedding")
-    result, points = _steps_alone(result, points)
     for axes, name in zip(chosen.panels, names, strict=True):
         embedding = reading.mds(result[name])
-        _draw_path(chosen, axes, embedding.points, points)
+        _draw_path(chosen, axes, embedding.points, points, wider)
         axes.set_xlabel(f"axis 1, {embedding.share[0]:.0%} of the variance")
         axes.set_ylabel(f"axis 2, {embedding.share[1]:.0%}")
         axes.set_title(title_of(name))
     return chosen.figure
 
 
-def _draw_path(chosen: Canvas, axes: Axes, placed: xr.DataArray, points: Sequence[int]) -> None:
-    """Draw models in the plane, joined in the order of training and coloured by phase."""
+def _draw_path(
+    chosen: Canvas, axes: Axes, placed: xr.DataArray, points: Sequence[int], wider: float
+) -> None:
+    """Draw models in the plane, joined in the order of training and coloured by phase.
+
+    The picture is as high as wide, or `wider`.
+    """
     x, y = placed.values.T
     phases = reading.phase_of_rows(points, len(x))
     colours = [colour_of(phase, len(points) + 1, chosen) for phase in phases]
@@ -1002,7 +1024,7 @@ def _draw_path(chosen: Canvas, axes: Axes, placed: xr.DataArray, points: Sequenc
     reach = 0.65 * max(np.ptp(x), np.ptp(y)) or 1.0
     across, up = (x.max() + x.min()) / 2, (y.max() + y.min()) / 2
     axes.set(
-        xlim=(across - reach, across + reach),
+        xlim=(across - reach * wider, across + reach * wider),
         ylim=(up - reach, up + reach),
         aspect="equal",
     )

@@ -1114,10 +1114,10 @@ def _changes(similarity: xr.DataArray) -> list[str]:
     labels, along = table["a"].values.tolist(), np.diagonal(table.values, 1)
     steps = np.sqrt(np.maximum(2 - 2 * along, 0.0))  # chords
     largest = int(steps.argmax())
-    others = np.delete(steps, largest)
-    usual = float(np.median(others))
+    usual = float(np.median(np.delete(steps, largest)))
     # A median alone hides that the steps beside the largest may be nearly as large.
-    least, rest = (_shown(1 - size**2 / 2) for size in (float(others.max()), usual))
+    others = np.delete(along, largest)
+    least, rest = _shown(others.min()), _shown(np.median(others))
     if least != rest:
         rest = f"{least} or more, their median {rest}"
     place = f"from {labels[largest]} to {labels[largest + 1]}"

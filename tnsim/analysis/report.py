@@ -51,6 +51,8 @@ MAX_PHASES = 10
 MAX_NUMBERS = 2**23
 """Most numbers in the matrices and slices of a page."""
 DECIMALS, SLICE_DECIMALS = 4, 3
+_PLACES = 10
+"""Decimals of points of an embedding, whose rounding is 1e-8: chords of nearly equal models."""
 PAGE = Kind(
     "a page of tnsim",
     lambda file: b'name="generator" content="tnsim"' in file.read(256),
@@ -283,7 +285,7 @@ def _packed_matrix(values: Float[np.ndarray, "A B"], decimals: int) -> dict[str,
     """A matrix as whole multiples of 10^-decimals, with its scale of colours.
 
     There is null where a value is not finite. Where values crowd near 1, decimals are as many as
-    tell the least difference from 1.
+    tell the least difference from 1, and where all are small, as many more as they are smaller.
 
     Of a symmetric matrix, only the lower triangle is kept, row by row. A matrix counts as symmetric
     where its triangles differ by less than the page shows. Whole numbers need no decimals.
@@ -291,6 +293,9 @@ def _packed_matrix(values: Float[np.ndarray, "A B"], decimals: int) -> dict[str,
     scale = scale_of(values)
     if scale.name != "linear":
         decimals = max(decimals, 2 - math.floor(math.log10(scale.least)))
+    elif largest := float(abs(values[np.isfinite(values)]).max(initial=0.0)):
+        # Browsers write numbers with at most 100 decimals.
+        decimals = min(decimals + max(0, -1 - math.floor(math.log10(largest))), 100)
     symmetric = False
     if values.shape == values.T.shape:
         # Half a unit of the last digit that the page shows.
@@ -339,7 +344,7 @@ def _phases(similarity: xr.DataArray, matrices: Mapping[str, xr.DataArray]) -> l
 def _embedding(similarity: xr.DataArray) -> dict[str, Any]:
     embedding = reading.mds(similarity)
     return {
-        "points": embedding.points.values.round(DECIMALS).tolist(),
+        "points": embedding.points.values.round(_PLACES).tolist(),
         "joined": are_steps(similarity["a"].values),
         "share": embedding.share.round(DECIMALS).tolist(),
         "negative": round(embedding.negative, DECIMALS),

@@ -51,16 +51,18 @@ function heights(lines) {
 
 function drawTrajectory(values, { row, column, pinned }, points, W) {
   const svg = byId("trajectory");
-  const [H, left, right, top] = [240, 52, 14, 10];
-  const below = 16 + longestRow();
   const lines = trajectories(values, column, pinned);
   const [low, high] = heights(lines);
+  const marks = roundNumbers(low, high);
+  const longestMark = Math.max(...marks.map((v) => textWidth(signed(v)))); // many digits near 1
+  const [H, left, right, top] = [240, Math.max(52, longestMark + 12), 14, 10];
+  const below = 16 + longestRow();
   const x = (n) => left + (W - left - right) * (rows > 1 ? n / (rows - 1) : 0.5);
   const y = (v) => top + (H - top - below) * (1 - (v - low) / (high - low));
   const upright = (n, style) =>
     element("line", null, { x1: x(n), x2: x(n), y1: top, y2: H - below, ...style });
   const drawn = [];
-  for (const v of roundNumbers(low, high)) {
+  for (const v of marks) {
     const across = { x1: left, x2: W - right, y1: y(v), y2: y(v), stroke: "var(--line)" };
     drawn.push(element("line", null, across));
     drawn.push(element("text", signed(v), { x: left - 6, y: y(v) + 4, "text-anchor": "end" }));
@@ -104,7 +106,7 @@ function placedPoints(W, H) {
     return [Math.min(...along), Math.max(...along)];
   });
   const units = bounds.map(([low, high], c) => ([W, H][c] - 2 * edges[c]) / (high - low || 1e-9));
-  const unit = Math.min(...units, 1e4);
+  const unit = Math.min(...units, 1e8); // rounding of equal models stays a point
   const [across, up] = bounds.map(([low, high]) => (low + high) / 2);
   return points.map(([x, y]) => [W / 2 + unit * (x - across), H / 2 - unit * (y - up)]);
 }
