@@ -40,6 +40,25 @@ def test_no_similarity_of_heads_is_above_one(kind, rng):
         assert_close(similarity.diagonal(), 1.0)
 
 
+@pytest.mark.parametrize("through", [None, "embedding"])
+def test_heads_whose_rows_cancel_have_no_digits(through, rng):
+    """Their squared norm was what rounding had left of large terms, and their similarity noise."""
+    config = cases.CONFIGS["gpt2"]
+    state = cases.checkpoint(rng, config)
+    width, size = config["n_embd"], config["n_embd"] // config["n_head"]
+    values = state["transformer.h.0.attn.c_attn.weight"][:, 2 * width :]  # of head 0 and others
+    written = state["transformer.h.0.attn.c_proj.weight"]
+    state["transformer.h.0.attn.c_attn.bias"][2 * width :] = 0
+    values[:, 2:size], written[1] = 0, written[0]
+    first = values[:, 0].copy()
+    values[:, 1] = -first * (1 + 1e-4)
+    near = tnsim.heads(*[module(state, config)] * 2, "ov", through=through).similarity.values
+    assert_close(near[0, 0], 1.0)
+    values[:, 1] = -first * (1 + 1e-9)
+    with refused("layer 0 head 0 has no digits left: its terms cancel", tnsim.TnsimError):
+        tnsim.heads(*[module(state, config)] * 2, "ov", through=through)
+
+
 @pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("case", ["gpt2", "llama", "gpt_neox", "gemma", *BILINEAR])
 @pytest.mark.parametrize("kind", ["qk", "ov"])

@@ -42,6 +42,8 @@ from tnsim.circuits.standard_parts import (
     View,
     checked_view,
 )
+from tnsim.engine import precision
+from tnsim.engine.precision import Arithmetic
 from tnsim.errors import MissingExtra, ModelError, UnsupportedLayer
 from tnsim.options import checked
 
@@ -150,15 +152,18 @@ def heads(
         norms = [_squares(side) for side in (bra, ket)]
         names = [labels_of(side.circuits.names) for side in (bra, ket)]
         sides = bra, ket
-    for label_list, squares in zip(names, norms, strict=True):
+    for side, label_list, squares in zip(sides or (None, None), names, norms, strict=True):
         if not np.isfinite(squares).all():
             raise ModelError(
                 "squared norms of heads are beyond float64: scale down the maps of heads, which "
                 "changes no similarity"
             )
+        if side is not None:
+            _report_cancellation(side, squares)
         if not (squares > 0).all():
             zero = label_list[int(np.argmin(squares))]
             raise ModelError(f"{zero} is the zero function: it has no similarity")
+    # What is beyond 1 now is rounding.
     similarity = np.clip(inner / np.sqrt(np.outer(*norms)), -1.0, 1.0)
     spread = np.full(len(names[0]), np.nan)
     if sides is not None:
@@ -351,6 +356,22 @@ def _squares(side: _Side) -> Float[np.ndarray, " A"]:
     alone = [slice(n, n + 1) for n in range(len(names))]
     single = (Circuits(names[n], left[n], right[n], turns) for n in alone)
     return np.array([_inner(head, head, moments)[0, 0] for head in single])
+
+
+def _report_cancellation(side: _Side, squares: Float[np.ndarray, " A"]) -> None:
+    """Refuse, or warn of, heads that are small sums of large rows, in which digits are lost."""
+    (names, left, right, turns), both = side.circuits, []
+    for maps, moment in zip((left, right), _moments(side, side), strict=True):
+        rows = np.einsum("hrd,hrd->hr", maps if moment is None else maps @ moment.T, maps)
+        both.append(np.sqrt(np.maximum(rows, 0.0)))
+    # Norms of rows stay under rotations, of which the squared norm has a term for each distance.
+    terms = (both[0] * both[1]).sum(axis=1) ** 2 * (1 if turns is None else len(turns))
+    arithmetic = Arithmetic(2, "float64")
+    with np.errstate(over="ignore"):  # beyond all bounds, as is what rounding takes below zero
+        errors = arithmetic.rounding * terms / np.maximum(squares, np.finfo(np.float64).tiny)
+    worst = int(np.argmax(errors))
+    what = f"the similarity of {labels_of(names)[worst]}"
+    precision.report(float(errors[worst]), what, arithmetic)
 
 
 def _of_products_of_scores(
