@@ -148,6 +148,7 @@ READING = {  # what reads numbers, of a model and of inputs
     "save": lambda model, x: tnsim.save(model, "model.safetensors"),
     "a baseline": lambda model, x: tnsim.baselines.cka([model, model], x),
     "Gaussian.fit": lambda model, x: tnsim.Gaussian.fit(model.layers[0].left),
+    "hidden_states": lambda model, x: tnsim.hidden_states(model, x),
 }
 
 
@@ -191,6 +192,57 @@ def test_models_are_pytrees(rng):
         model.layers = ()
     with pytest.raises(ValueError, match="read-only"):
         model.layers[0].layer.left[0, 0] = 1.0
+
+
+LEAVES = {  # what a function makes of the weights of a bilinear layer, and the refusal
+    "None": (lambda x: None, "left must hold real numbers"),
+    "numbers": (lambda x: 1.0, r"left must have 2 axes, found shape \(\)"),
+    "stacks": (lambda x: np.stack([x, x]), r"inside jax.vmap.*layer 0: Bilinear left must have 2"),
+    "complex": (lambda x: x + 1j, "left must hold real numbers, found dtype complex128"),
+    "NaN": (lambda x: x * np.nan, "left has 12 NaN or infinite entries, the first at"),
+    "short biases": (lambda x: x[:1] if x.ndim == 1 else x, "left_bias has shape"),
+    "transposed": (lambda x: x.T, "down has shape"),
+}
+
+
+@pytest.mark.parametrize("what", LEAVES)
+def test_leaves_that_are_no_weights_are_refused(what, rng):
+    """They ended in errors of NumPy; broadcast biases and imaginary parts were numbers."""
+    make, message = LEAVES[what]
+    model = tnsim.Model([bilinear(rng, 3, 4, 2, biases=True)])
+    made = jax.tree.map(make, model)
+    for verb in (tnsim.inner, lambda a, b: tnsim.pairwise([a, b])):
+        for pair in ((made, model), (model, made)):
+            with refused(message):
+                verb(*pair)
+    with refused(message):
+        tnsim.inner(model, made, tnsim.Empirical(rng.normal(size=(4, 3))))
+
+
+def test_leaves_of_the_second_layer_and_of_sums_are_checked(rng):
+    model = tnsim.Model([tnsim.Residual(bilinear(rng, 3, 4, 3)), linear(rng, 3, 2)])
+    wide = jax.tree.map(lambda x: x[:, :2] if np.shape(x) == (2, 3) else x, model)
+    with refused("layer 1 expects 2 inputs but layer 0 gives 3"):
+        tnsim.inner(wide - model, model)
+    hidden = tnsim.Model([linear(rng, 3, 2, bias=True), tnsim.Elementwise("relu")])
+    with refused("weight must hold real numbers"):
+        tnsim.inner(jax.tree.map(lambda x: x + 1j, hidden), hidden)
+
+
+@pytest.mark.slow
+def test_whole_numbers_and_lists_are_weights(rng):
+    """Whole numbers inside of a trace were an error of NumPy."""
+    model = tnsim.Model([linear(rng, 3, 2, bias=True)])
+    whole = jax.tree.map(lambda x: np.round(3 * x).astype(np.int8), model)
+    expected = tnsim.inner(jax.tree.map(lambda x: x.astype(float), whole), model)
+    with jax.enable_x64(True):
+        traced = jax.jit(lambda one: tnsim.inner(one, model, tnsim.Frobenius()))(whole)
+    for found in (
+        tnsim.inner(jax.tree.map(lambda x: x.tolist(), whole), model),
+        tnsim.inner(whole, model),
+        float(traced),
+    ):
+        assert_close(found, expected, scale=abs(expected), rtol=1e-12)
 
 
 # XLA's code for float16 needs conversions (F16C) that no processor before AVX has.

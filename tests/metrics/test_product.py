@@ -5,6 +5,7 @@ import copy
 import dataclasses
 import itertools
 import math
+import re
 
 import cases
 import jax
@@ -13,6 +14,7 @@ import pytest
 from closeness import LARGEST, assert_close
 from oracles import bilinear
 from refusals import refused
+from scipy import stats
 
 import tnsim
 from tnsim.metrics.finite_measures import NAMED, marginal, rule_of_moments
@@ -124,6 +126,29 @@ def test_what_is_no_distribution_is_refused(rng):
         tnsim.similarity(a, b, tnsim.Product(["normal", "signs"]))
     with refused("nothing can be drawn from given moments"):
         tnsim.similarity(a, b, tnsim.Product(np.array([1.0, 0, 1]), samples=100))
+
+
+def test_a_distribution_of_scipy_is_told_by_the_moments_that_a_refusal_names(rng):
+    a, b = (tnsim.Model([bilinear(rng, 2, 2, 1, biases=True)]) for _ in range(2))
+    for d in (stats.gamma(2.5), stats.beta(2, 0.5), stats.binom(3, 0.4)):
+        with refused(r"d.moment\(k\) for k in range\(2 \* n \+ 2\)") as refusal:
+            tnsim.Product(["normal", d])
+        said = re.search(r"np.array\(.*\)", str(refusal.value)).group()
+        moments = eval(said, {"np": np, "d": d, "n": a.degree, "range": range})
+        value = tnsim.inner(a, b, tnsim.Product(["signs", moments]))
+        expected = sum(d.expect(lambda x, s=s: product(a, b, s, x)) for s in (-1.0, 1.0)) / 2
+        assert_close(value, expected, scale=abs(expected), rtol=1e-9)
+
+
+def product(a, b, first, second):
+    x = np.stack([np.full(np.shape(second), first), second], axis=-1)
+    return (a(x) * b(x))[..., 0]
+
+
+@pytest.mark.parametrize("given", [lambda x: (x, np.ones(2)), lambda x: [x, "normal"]])
+def test_traced_distributions_are_refused(given):
+    with refused("distributions of Product are data, found traced arrays"):
+        jax.jit(lambda x: tnsim.Product(given(x)).points)(np.ones(2))
 
 
 def test_moments_of_a_few_points_are_those_of_a_distribution(rng):

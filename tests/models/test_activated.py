@@ -76,6 +76,14 @@ def test_thresholds_of_their_own(rng):
         tnsim.Gated.jump_relu(gate, down, -thresholds)
 
 
+def test_thresholds_may_be_traced(rng):
+    """The check of their signs was an error of JAX."""
+    gate, down, sizes = rng.normal(size=(3, 2)), rng.normal(size=(1, 3)), rng.uniform(1, 2, 3)
+    slope = jax.jacfwd(lambda sizes: tnsim.Gated.jump_relu(gate, down, sizes).gate)(sizes)
+    expected = np.einsum("ij,ik->ijk", -gate / sizes[:, None] ** 2, np.eye(3))
+    assert_close(slope, expected, scale=LARGEST, rtol=1e-5, limited_by="float32")
+
+
 def test_forward_passes_keep_digits_at_any_size(rng):
     """Rows of an activation are in no unit but 1; linear layers around it may leave floats."""
     a = mlp(rng, "gelu")

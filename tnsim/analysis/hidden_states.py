@@ -39,7 +39,7 @@ from tnsim.errors import ModelError, TooLarge
 from tnsim.models.arrays import detached, host_array
 from tnsim.models.forward import plain_states
 from tnsim.models.functions import array_of, batch_of_inputs, run_module
-from tnsim.models.model import AnyModel, Model, Seed, seed_number
+from tnsim.models.model import AnyModel, Model, Seed, check_untraced, seed_number
 from tnsim.options import checked, is_list, shown
 
 if TYPE_CHECKING:
@@ -232,6 +232,7 @@ class _Network:
         # Inputs keep modules as they are: hooks need the module itself.
         model = given_model(given, inputs=x)
         if isinstance(model, Model):
+            check_untraced("hidden_states", model)
             x, run = read_by(model, x), partial(_states_of_model, model)
         elif hasattr(model, "named_modules"):
             run = partial(_states_of_module, model)

@@ -29,7 +29,7 @@ from tnsim.metrics.finite_measures import Empirical
 from tnsim.metrics.metric import Gaussian, as_metric, estimate_of, is_metric
 from tnsim.metrics.protocol import Metric, adds_up
 from tnsim.models.functions import Function, is_function, is_module, loaded, refused_under
-from tnsim.models.model import AnyModel, Model, check_comparable, check_numbers, terms
+from tnsim.models.model import AnyModel, Model, check_comparable, check_numbers, in_numpy, terms
 from tnsim.names import Pair
 from tnsim.problems.at_points import Sums, Terms
 from tnsim.problems.hidden_units import has_kernels
@@ -222,7 +222,7 @@ def shape_of(metric: Any, *given: Any) -> tuple[int, ...]:
     if cov is not None and np.ndim(cov):
         return tuple(np.shape(cov)[-1:])
     models = [part for one in given if isinstance(one, AnyModel) for _, part in terms(one)]
-    return (models[0].d_in,) if models else ()
+    return (in_numpy(models[0]).d_in,) if models else ()
 
 
 def with_metric(a: Any, b: Any, metric: Metric | str, n_ctx: int | None) -> tuple[Any, Any, Metric]:

@@ -468,9 +468,14 @@ def marginal(given: Any) -> Marginal:
         return _finite_distribution("given nodes", *given)
     moments = _numbers(given)
     if moments.size == 0:
+        of_scipy = (
+            "; the moments of a distribution d of SciPy, for models of degree n, are "
+            "np.array([d.moment(k) for k in range(2 * n + 2)])"
+        )
         raise ModelError(
             f"a marginal is the name of a distribution ({', '.join(NAMED)}), an array of moments, "
             f"or (nodes, weights), and a list has one for each coordinate; found {shown(given)}"
+            f"{of_scipy if hasattr(given, 'moment') else ''}"
         )
     if len(moments) < 2 or abs(moments[0] - 1) > _ROUNDING or not np.isfinite(moments).all():
         first = ", ".join(f"{moment:g}" for moment in moments[:4])
@@ -744,6 +749,11 @@ class Product:
         given = self.marginals
         if isinstance(given, _Marginals):
             return
+        if is_traced(given):
+            raise ModelError(
+                "distributions of Product are data, found traced arrays: make the metric outside "
+                "the JAX trace; weights of models may be traced"
+            )
         if not isinstance(given, list):
             given = [given]
         for one in given:

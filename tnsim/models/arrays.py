@@ -915,8 +915,8 @@ def is_sparse(tree: Any) -> bool:
         >>> is_sparse({"weight": SparseMatrix.of(np.eye(2))}), is_sparse(np.eye(2))
         (True, False)
     """
-    leaves = jax.tree.leaves(tree, is_leaf=_is_matrix)
-    return any(map(_is_matrix, leaves))
+    leaves = jax.tree.leaves(tree, is_leaf=is_sparse_matrix)
+    return any(map(is_sparse_matrix, leaves))
 
 
 def written_out(tree: Any) -> Any:
@@ -932,9 +932,17 @@ def written_out(tree: Any) -> Any:
     if not is_sparse(tree):
         return tree
     return jax.tree.map(
-        lambda leaf: leaf.dense() if _is_matrix(leaf) else leaf, tree, is_leaf=_is_matrix
+        lambda leaf: leaf.dense() if is_sparse_matrix(leaf) else leaf,
+        tree,
+        is_leaf=is_sparse_matrix,
     )
 
 
-def _is_matrix(value: Any) -> bool:
+def is_sparse_matrix(value: Any) -> bool:
+    """Whether a value is a sparse matrix itself.
+
+    Example:
+        >>> is_sparse_matrix(SparseMatrix.of(np.eye(2))), is_sparse_matrix(np.eye(2))
+        (True, False)
+    """
     return isinstance(value, SparseMatrix)

@@ -624,7 +624,7 @@ class Gated(AffineMaps):
         gate = written_out(matrix(gate, "Gated gate", (None, None)))
         down = written_out(matrix(down, "Gated down", (None, len(gate)), ", the rank of gate"))
         sizes = vector(thresholds, "Gated thresholds", len(gate))
-        if sizes is None or not bool((sizes > 0).all()):
+        if sizes is None or not (is_traced(sizes) or bool((sizes > 0).all())):
             raise ModelError(
                 "thresholds of JumpReLU are positive numbers, one for every unit, found "
                 f"{thresholds!r}; a threshold of 0 is the activation 'relu'"

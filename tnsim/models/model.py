@@ -9,12 +9,13 @@ A model keeps the record of how it was read (`Origin`).
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import operator
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeAlias, TypeVar
 
 import jax
@@ -30,8 +31,10 @@ from tnsim.models.arrays import (
     is_count,
     is_fixed,
     is_sparse,
+    is_sparse_matrix,
     is_traced,
     register_pytree,
+    rename_errors,
     requires_grad,
     scalar,
     set_arrays,
@@ -364,7 +367,9 @@ class Model(_Vector):
 
     layers: tuple[Layer, ...]
     n_ctx: int | None
-    origin: Origin | None = None  # no part of the pytree, as new weights have another origin
+    # No part of the pytree, as new weights have another origin, and are to be checked anew.
+    origin: Origin | None = None
+    _is_checked: bool = False
 
     @checked
     def __init__(
@@ -387,7 +392,7 @@ class Model(_Vector):
         check_length(n_ctx)
         if n_ctx is not None:  # sequences are read through dense matrices
             known = tuple(map(written_out, known))
-        set_arrays(self, layers=known, n_ctx=n_ctx, origin=origin)
+        set_arrays(self, layers=known, n_ctx=n_ctx, origin=origin, _is_checked=True)
 
     @property
     def d_in(self) -> int:
@@ -625,6 +630,10 @@ def in_numpy(model: Any) -> Any:
         The same functions, in models that are kept as long as the given ones; a model itself where
         its weights are in NumPy, or where JAX traces one.
 
+    Raises:
+        ModelError: A function of JAX, such as `jax.tree.map`, made the model of leaves that are no
+            weights of its layers.
+
     Example:
         >>> import jax.numpy as jnp, tnsim
         >>> model = Model([tnsim.Linear(jnp.ones((1, 1), "float32"))])
@@ -644,10 +653,41 @@ def in_numpy(model: Any) -> Any:
 def _in_numpy(model: Model) -> Model | None:
     """The model with weights in NumPy; None where they are."""
     made = with_numpy(model)
-    if made is model:
-        return None  # what is kept with an object must not refer to it
-    set_arrays(made, origin=model.origin)
-    return made
+    if not model._is_checked:
+        made = rename_errors(
+            "a model that was made leaf by leaf, as by jax.tree.map (a stack of models is compared "
+            "inside jax.vmap)",
+            lambda: _checked_again(made),
+        )
+    set_arrays(made, origin=model.origin, _is_checked=True)
+    return None if made is model else made  # what is kept with an object must not refer to it
+
+
+def _checked_again(model: Model) -> Model:
+    """A model through its constructor, or the model itself where that changes no type of a leaf."""
+
+    def sparse_checked(leaf: Any) -> Any:
+        return dataclasses.replace(leaf) if is_sparse_matrix(leaf) else leaf
+
+    def build(layer: Layer) -> Layer:
+        if isinstance(layer, Residual):
+            return dataclasses.replace(layer, layer=build(layer.layer))
+        again: Any = jax.tree.map(sparse_checked, layer, is_leaf=is_sparse_matrix)
+        again.__post_init__()
+        return again
+
+    layers = []
+    for n, layer in enumerate(model.layers):
+        again = rename_errors(f"layer {n}", partial(build, layer))
+        # Arrays that may be written to are copied, and the copies are dropped, layer by layer.
+        layers.append(layer if _types(again) == _types(layer) else again)
+    again = Model(layers, model.n_ctx)
+    return model if _types(again) == _types(model) else again
+
+
+def _types(tree: Any) -> list[Any]:
+    """The types of all leaves, None for numbers of Python."""
+    return [getattr(leaf, "dtype", None) for leaf in jax.tree.leaves(tree)]
 
 
 @per_object_cache
