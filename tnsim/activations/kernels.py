@@ -37,6 +37,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float
 
 from tnsim.activations.activation import Activation, Gate, Remainder, Tail, Wave, activation
@@ -113,7 +114,8 @@ class Kernel(NamedTuple):
             Series end where they are that exact, as pairs computed alone are no better.
         other_gross: The same of g, shape (units of g,).
         slopes: Slopes of the matrix by the parameters of both sides and by the cross matrices, all
-            in its shape, see `with_slopes`; none otherwise.
+            in its shape, see `with_slopes`; None by parameters of units that do not move. Empty
+            where no slope was asked for.
     """
 
     values: Float[Any, "m n"]
@@ -122,7 +124,7 @@ class Kernel(NamedTuple):
     share: Float[Any, ""]
     gross: Float[Any, "m"]
     other_gross: Float[Any, "n"]
-    slopes: tuple[Float[Any, "m n"], ...] = ()
+    slopes: tuple[Float[Any, "m n"] | None, ...] = ()
 
     @property
     def bound(self) -> Float[Any, "m n"]:
@@ -264,7 +266,8 @@ class Pairing:
             no digit lost where means are large beside deviations.
 
     Attributes:
-        slopes: Number of parameters of both units and of cross matrices.
+        parameters: Number of parameters of a unit.
+        slopes: Number of arguments of a kernel: parameters of both units, and cross matrices.
         terms: Fields of the left and of the right unit that meet in a series, of plain units the
             coefficients of f and g. The first of them stands alone, and its order 0 is the mean of
             a unit; the others stand behind `weights`.
@@ -273,8 +276,21 @@ class Pairing:
     f: Activation
     g: Activation
     centred: bool = False
+    parameters: ClassVar[int] = 2
     slopes: ClassVar[int] = 5
     terms: ClassVar[tuple[tuple[int, int], ...]] = ((0, 0),)
+
+    def arguments(self, left: bool, right: bool) -> tuple[int, ...]:
+        """Numbers of the arguments that move with the units of either side.
+
+        Example:
+            >>> pairing = Pairing(activation("relu"), activation("relu"))
+            >>> pairing.arguments(True, False), pairing.arguments(False, False)
+            ((0, 1, 4), ())
+        """
+        n = self.parameters
+        own = (*(range(n) if left else ()), *(range(n, 2 * n) if right else ()))
+        return (*own, *range(2 * n, self.slopes)) if own else ()
 
     def weights(self, cross: Cross) -> tuple[Real, ...]:
         """What stands before the series of all pairs of fields but the first."""
@@ -361,7 +377,9 @@ class Expanded:
     side: Side | None
 
     def part(self, start: int, stop: int) -> Expanded:
-        """Some of the units."""
+        """Some of the units; the same object for all of them."""
+        if (start, stop) == (0, len(self.unit)):
+            return self
         across = None if self.across is None else self.across[start:stop]
         parameters = tuple(x[start:stop] for x in self.parameters)
         side = None if self.side is None else self.side.part(slice(start, stop))
@@ -406,37 +424,65 @@ def between(pairing: Pairing, first: Expanded, second: Expanded, together: Toget
     """The kernel of all pairs of units, in NumPy for numbers on the host and else in JAX."""
     if first.side is not None and second.side is not None:
         cross = pairing.cross(first, second)
-        (values,), bounds = _in_tiles(pairing, first, second, cross, together, False)
+        (values,), bounds = _in_tiles(pairing, first, second, cross, together, ())
         return Kernel(values, *bounds)
     # A partner that is not traced was prepared in float64; the trace computes in floats of its own.
     dtype = (first if first.side is None else second).unit.dtype
-    first, second = (units.in_trace(dtype) for units in (first, second))
-    values, *bounds = _values(pairing, first, second, pairing.cross(first, second))
+    one, two = first.in_trace(dtype), None if second is first else second.in_trace(dtype)
+    values, *bounds = _values(pairing, one, two, pairing.cross(one, two or one))
     # Sizes and shares are bounds, of which nobody needs a derivative.
     return Kernel(values, *map(jax.lax.stop_gradient, bounds))
 
 
-def with_slopes(pairing: Pairing, first: Expanded, second: Expanded, together: Together) -> Kernel:
+def with_slopes(
+    pairing: Pairing,
+    first: Expanded,
+    second: Expanded,
+    together: Together,
+    moving: tuple[bool, bool] = (True, True),
+) -> Kernel:
     """The kernel of units that are numbers, and its slopes, for `as_function`.
 
     Args:
         pairing: The activations, and what stands beside them.
-        first, second: Units of the rows and of the columns.
+        first, second: Units of the rows and of the columns; one object for a layer with itself.
         together: Function that runs independent tasks.
+        moving: Whether the units of the rows, and those of the columns, are differentiated.
     """
+    alone = first is second
+    wanted = pairing.arguments(moving[0], moving[1] and not alone)
     if first.side is None or second.side is None:
         # The program is kept by the activations and the numbers of units: the kernels of a
         # comparison and its norms share it. It makes coefficients and their slopes itself.
-        first, second = (
+        one, two = (
             replace(units.in_trace(units.unit.dtype), side=None) for units in (first, second)
         )
+        cross = pairing.cross(one, two)
+        (values, *slopes), bounds = _in_blocks(pairing, wanted, one, None if alone else two, cross)
+    else:
         cross = pairing.cross(first, second)
-        (values, *slopes), bounds = _in_blocks(pairing, True, first, second, cross)
-        return Kernel(values, *bounds, slopes=tuple(slopes))
-    cross = pairing.cross(first, second)
-    first, second = (_with_tables_of_slopes(pairing, units) for units in (first, second))
-    (values, *slopes), bounds = _in_tiles(pairing, first, second, cross, together, True)
-    return Kernel(values, *bounds, tuple(slopes))
+        one = _with_tables_of_slopes(pairing, first) if moving[0] else first
+        two = second if not moving[1] else one if alone else _with_tables_of_slopes(pairing, second)
+        (values, *slopes), bounds = _in_tiles(pairing, one, two, cross, together, wanted)
+    return Kernel(values, *bounds, slopes=_by_arguments(pairing, wanted, slopes, alone))
+
+
+def _by_arguments(
+    pairing: Pairing, wanted: tuple[int, ...], slopes: Sequence[Real], alone: bool
+) -> tuple[Real | None, ...]:
+    """Slopes by all arguments of a kernel, None by those that do not move.
+
+    Args:
+        pairing: The activations, and what stands beside them.
+        wanted: Numbers of the arguments by which there are slopes.
+        slopes: Slopes by these arguments.
+        alone: Whether the kernel is that of a layer with itself: it is symmetric, so slopes by the
+            units of its columns are those by the units of its rows, transposed.
+    """
+    known = dict(zip(wanted, slopes, strict=True))
+    if alone:
+        known |= {pairing.parameters + n: x.T for n, x in known.items() if n < pairing.parameters}
+    return tuple(known.get(n) for n in range(pairing.slopes))
 
 
 def as_function(kernel: Kernel, pairing: Pairing, first: Expanded, second: Expanded) -> Kernel:
@@ -467,7 +513,7 @@ def _tables_of_slopes(pairing: Pairing, f: Activation, parameters: tuple[Real, .
 
 
 @jax.custom_jvp
-def _given_values(values: tuple[Real, ...], left: Any, right: Any, cross: Any) -> Real:
+def _given_values(values: tuple[Any, ...], left: Any, right: Any, cross: Any) -> Real:
     """The values of a kernel that were computed before, with their slopes."""
     return values[0]
 
@@ -478,14 +524,16 @@ def _given_values_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tu
     return value, _change_along(slopes, *tangents[1:])
 
 
-def _change_along(slopes: Sequence[Real], left: Any, right: Any, cross: Any) -> Real:
+def _change_along(slopes: Sequence[Real | None], left: Any, right: Any, cross: Any) -> Real:
     """The change of a kernel along changes of the parameters of both sides and of cross matrices.
 
     Slopes by parameters of the left units broadcast along rows, those of the right units along
     columns; slopes by cross matrices have an entry for each pair already.
     """
-    changes = [*(x[:, None] for x in left), *(x[None, :] for x in right), *cross]
-    return sum(x * y for x, y in zip(slopes, changes, strict=True))
+    changes = [*((x, (slice(None), None)) for x in left), *((x, None) for x in right)]
+    changes += [(x, ...) for x in cross]
+    terms = [(x, *of) for x, of in zip(slopes, changes, strict=True) if x is not None]
+    return sum(x * by[place] for x, by, place in terms if not isinstance(by, SymbolicZero))
 
 
 def highest_order(f: Activation, mean: Real) -> int:
@@ -667,23 +715,23 @@ def _tails(pairing: Pairing, left: Side, right: Side, cross: Cross, turn: Any) -
 
 
 def _series(
-    pairing: Pairing, left: Side, right: Side, cross: Cross, turns: Any, slopes: bool
+    pairing: Pairing, left: Side, right: Side, cross: Cross, turns: Any, wanted: tuple[int, ...]
 ) -> list[Real]:
-    """The series of pairs, and behind it the series of all slopes.
+    """The series of pairs, and behind it the series of slopes.
 
     Args:
         pairing: The activations, and what stands beside them.
         left, right: Units, whose axes broadcast to those of the pairs.
         cross: Matrices over pairs.
         turns: Number of orders in turns, beside order 0.
-        slopes: Whether slopes by the parameters of both sides and by the cross matrices follow.
+        wanted: Numbers of the arguments by which slopes follow.
     """
     # Tables hold the coefficients, and behind them their slopes by each parameter of a unit.
-    kinds = range(1, len(left.tables) if slopes else 1)
-    chosen = [(0, 0), *((kind, 0) for kind in kinds), *((0, kind) for kind in kinds)]
+    n = pairing.parameters
+    chosen = [(0, 0), *((k + 1, 0) if k < n else (0, k - n + 1) for k in wanted if k < 2 * n)]
     tables = [(left.tables[m, a], right.tables[n, b]) for m, n in chosen for a, b in pairing.terms]
     lowest = [int(pairing.centred), *[0] * (len(pairing.terms) - 1)] * len(chosen)
-    if slopes:
+    if wanted:
         # d/drho rho^k = k rho^(k-1).
         xp, count = library(*cross), len(pairing.terms)
         k = xp.arange(1.0, left.tables.shape[2], dtype=cross[0].dtype)
@@ -695,7 +743,7 @@ def _series(
     values = [_weighted(weights, fields)]
     while following := [*islice(sums, len(pairing.terms))]:
         values.append(_weighted(weights, following))
-    if slopes:
+    if wanted:
         # Weights depend on the further cross matrices, by which they are differentiated in turn.
         for by in pairing.slopes_of_weights(cross):
             values.append(_weighted(by, [0 * cross[0], *fields[1:]]))
@@ -741,7 +789,7 @@ def _horner_in_numpy(c: np.ndarray, d: np.ndarray, rho: np.ndarray, lowest: int)
 
 
 def _tile(
-    pairing: Pairing, left: Side, right: Side, cross: Cross, most: Any, slopes: bool
+    pairing: Pairing, left: Side, right: Side, cross: Cross, most: Any, wanted: tuple[int, ...]
 ) -> tuple[list[Real], Real | None, Real]:
     """The series of a tile, which pairs are left over, and the share of the others.
 
@@ -750,7 +798,7 @@ def _tile(
         left, right: Units of the rows and of the columns.
         cross: Matrices over the pairs.
         most: Most turns of the series.
-        slopes: Whether slopes follow the values.
+        wanted: Numbers of the arguments by which slopes follow the values.
 
     Returns:
         Arrays over the pairs; marks, None where no pair is left over; and the bound of what the
@@ -759,9 +807,9 @@ def _tile(
     left, right = left.part(slice(None), None), right.part(None, slice(None))
     if pairing.f.is_polynomial or pairing.g.is_polynomial:  # a finite sum
         none_left = np.zeros((), cross[0].dtype)
-        return _series(pairing, left, right, cross, most, slopes), None, none_left
+        return _series(pairing, left, right, cross, most, wanted), None, none_left
     turns, bound = _turns_enough(pairing, left, right, cross, most)
-    values = _series(pairing, left, right, cross, turns, slopes)
+    values = _series(pairing, left, right, cross, turns, wanted)
     tolerance = _tolerance(cross[0].dtype)
     if not isinstance(bound, jax.Array) and bound <= tolerance:
         return values, None, bound
@@ -778,22 +826,22 @@ def _in_tiles(
     second: Expanded,
     cross: tuple[np.ndarray, ...],
     together: Together,
-    slopes: bool,
+    wanted: tuple[int, ...],
 ) -> tuple[Float[np.ndarray, "count m n"], _Bounds]:
     """The kernel in NumPy, or the kernel and its slopes, and what `Kernel` has besides.
 
     Args:
         pairing: The activations, and what stands beside them.
-        first: Units of the rows; where slopes are wanted, they have tables of slopes.
-        second: Units of the columns.
+        first, second: Units of the rows and of the columns; they have tables of slopes where slopes
+            by their parameters are wanted.
         cross: Matrices over pairs.
         together: Function that runs independent tasks.
-        slopes: Whether slopes by the parameters of both sides and by cross matrices follow.
+        wanted: Numbers of the arguments by which slopes follow.
     """
     assert first.side is not None and second.side is not None
     left, right = first.side, second.side
     rows, columns = cross[0].shape
-    values = np.empty((1 + pairing.slopes if slopes else 1, rows, columns))
+    values = np.empty((1 + len(wanted), rows, columns))
     # One order for all pairs: the series then runs over whole tiles, with no branch for single
     # pairs.
     most = int(_turns_that_pay(pairing, left, right, cross))
@@ -814,7 +862,7 @@ def _in_tiles(
         found = []
         for i, j in (tiles[n] for n in places):
             part = tuple(np.ascontiguousarray(x[i, j]) for x in cross)
-            series, marked, share = _tile(pairing, left.part(i), right.part(j), part, most, slopes)
+            series, marked, share = _tile(pairing, left.part(i), right.part(j), part, most, wanted)
             for place, total in enumerate(series):
                 values[place, i, j] = total
             at = none if marked is None else np.stack(np.nonzero(marked))
@@ -831,14 +879,14 @@ def _in_tiles(
         """As `run` of a thousand single pairs, by the longest series."""
         i, j = some = at[:, start : start + _CHUNK]
         own, other, part = left.part(i), right.part(j), tuple(x[i, j] for x in cross)
-        values[:, i, j] = _series(pairing, own, other, part, _LONG // _TURN, False)
+        values[:, i, j] = _series(pairing, own, other, part, _LONG // _TURN, ())
         tails = _tails(pairing, own, other, part, -1) * _powers(abs(part[0]), _LONG + 1)
         is_left = tails > _tolerance(float)
         return some[:, is_left], float(tails[~is_left].max(initial=0.0))
 
     # Pairs that are left over try the longest series first, where coefficients of so many orders
     # exist.
-    if not slopes and min(x.tables.shape[2] for x in (left, right)) > _LONG:
+    if not wanted and min(x.tables.shape[2] for x in (left, right)) > _LONG:
         starts = range(0, at.shape[1], _CHUNK)
         found = together([partial(by_long_series, start) for start in starts])
         at = np.concatenate([none, *(one[0] for one in found)], 1)
@@ -847,7 +895,7 @@ def _in_tiles(
     # What still is left takes closed forms or integrals.
     def alone(start: int) -> None:
         i, j = at[:, start : start + _CHUNK]
-        values[:, i, j] = _alone_at(pairing, first, second, cross, i, j, slopes)
+        values[:, i, j] = _alone_at(pairing, first, second, cross, i, j, wanted)
         if pairing.centred:
             a, b = pairing.terms[0]
             values[0, i, j] -= left.tables[0, a, 0, i] * right.tables[0, b, 0, j]
@@ -857,36 +905,54 @@ def _in_tiles(
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _values(pairing: Pairing, first: Expanded, second: Expanded, cross: Cross) -> tuple[Real, ...]:
+def _values(
+    pairing: Pairing, first: Expanded, second: Expanded | None, cross: Cross
+) -> tuple[Real, ...]:
     """The kernel in JAX, with its bounds; slopes make themselves once they are asked for."""
-    values, bounds = _in_blocks(pairing, False, first, second, cross)
+    values, bounds = _in_blocks(pairing, (), first, second, cross)
     return values[0], *bounds
 
 
-@_values.defjvp
+@partial(_values.defjvp, symbolic_zeros=True)
 def _values_jvp(
     pairing: Pairing, primals: tuple[Any, ...], tangents: tuple[Any, ...]
 ) -> tuple[tuple[Real, ...], tuple[Real, ...]]:
-    (value, *slopes), bounds = _in_blocks(pairing, True, *primals)
     first, second, cross = tangents
-    change = _change_along(slopes, first.parameters, second.parameters, cross)
+    alone, n = second is None, pairing.parameters
+    changes = first.parameters, (first if alone else second).parameters
+    moving = [not isinstance(x, SymbolicZero) for x in (*changes[0], *changes[1])]
+    wanted = (k for k in range(n if alone else 2 * n) if moving[k])
+    wanted = (*wanted, *range(2 * n, pairing.slopes))
+    (value, *slopes), bounds = _in_blocks(pairing, wanted, *primals)
+    change = _change_along(_by_arguments(pairing, wanted, slopes, alone), *changes, cross)
     return (value, *bounds), (change, *map(jnp.zeros_like, bounds))
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _in_blocks(
-    pairing: Pairing, slopes: bool, first: Expanded, second: Expanded, cross: Cross
+    pairing: Pairing,
+    wanted: tuple[int, ...],
+    first: Expanded,
+    second: Expanded | None,
+    cross: Cross,
 ) -> tuple[tuple[Real, ...], _Bounds]:
     """The kernel in JAX, or the kernel and its slopes, and what `Kernel` has besides.
 
     Args:
         pairing: The activations, and what stands beside them.
-        slopes: Whether slopes by the parameters of both sides and by cross matrices follow.
-        first, second: Units of the rows and of the columns.
+        wanted: Numbers of the arguments by which slopes follow.
+        first, second: Units of the rows and of the columns, None for those of the rows.
         cross: Matrices over pairs.
     """
     rows, columns = cross[0].shape
-    left, right = (pairing.side(units.f, units.parameters, slopes) for units in (first, second))
+    n = pairing.parameters
+
+    def side(units: Expanded, arguments: range) -> Side:
+        return pairing.side(units.f, units.parameters, any(k in arguments for k in wanted))
+
+    left = side(first, range(n))
+    right = left if second is None else side(second, range(n, 2 * n))
+    others = second or first
     most = _turns_that_pay(pairing, left, right, cross)
     # Even blocks of at most `_BLOCK` numbers in every array: the number of blocks, rounded up, and
     # then the rows of each.
@@ -903,15 +969,15 @@ def _in_blocks(
         return jnp.moveaxis(x.reshape(*x.shape[:axis], count, block, *x.shape[axis + 1 :]), axis, 0)
 
     def values_of(part: tuple[Side, Cross, Real]) -> tuple[Real, Real]:
-        side, across, unit = part
-        series, marked, share = _tile(pairing, side, right, across, most, slopes)
+        own, across, unit = part
+        series, marked, share = _tile(pairing, own, right, across, most, wanted)
         values = jnp.stack(series)
         if marked is None:
             return values, share
 
         def alone(i: Array, j: Array) -> Real:
-            units = replace(first, parameters=side.parameters, unit=unit)
-            return _alone_at(pairing, units, second, across, i, j, slopes)
+            units = replace(first, parameters=own.parameters, unit=unit)
+            return _alone_at(pairing, units, others, across, i, j, wanted)
 
         return _replaced(values, marked, alone), share
 
@@ -998,27 +1064,33 @@ def _gaps(rho: Real, unit: Real, other_unit: Real) -> tuple[Real, Real]:
 
 
 def _alone_at(
-    pairing: Pairing, first: Expanded, second: Expanded, cross: Cross, i: Any, j: Any, slopes: bool
+    pairing: Pairing,
+    first: Expanded,
+    second: Expanded,
+    cross: Cross,
+    i: Any,
+    j: Any,
+    wanted: tuple[int, ...],
 ) -> Real:
-    """The kernel of single pairs without a series, and behind it all slopes.
+    """The kernel of single pairs without a series, and behind it slopes.
 
     Args:
         pairing: The activations, and what stands beside them.
         first, second: Units of the rows and of the columns.
         cross: Matrices over pairs.
         i, j: Rows and columns of the pairs.
-        slopes: Whether slopes by the parameters of both sides and by cross matrices follow.
+        wanted: Numbers of the arguments by which slopes follow.
     """
     rho, gap = _gaps(cross[0][i, j], first.unit[i], second.unit[j])
     left, right = tuple(x[i] for x in first.parameters), tuple(x[j] for x in second.parameters)
     pairs = left, right, rho, tuple(x[i, j] for x in cross[1:])
-    if not slopes:
+    if not wanted:
         return _alone(pairing, pairs, gap)[None]
     slopes_of: Any = _slopes_in_jax
     if library(rho) is np:
         smooth = all(pairing.smooth_enough(f) for f in (pairing.f, pairing.g))
         slopes_of = _slopes_in_numpy if smooth else _slopes_by_program
-    return slopes_of(pairing, pairs, gap)
+    return slopes_of(pairing, pairs, gap, wanted)
 
 
 def _alone(pairing: Pairing, pairs: _Pairs, gap: Real) -> Real:
@@ -1031,8 +1103,10 @@ def _alone(pairing: Pairing, pairs: _Pairs, gap: Real) -> Real:
     return sum((weight * expected for weight, expected in terms), 0 * rho)
 
 
-def _slopes_in_numpy(pairing: Pairing, pairs: _Pairs, gap: np.ndarray) -> list[Any]:
-    """The kernel of single pairs, and behind it its slopes by all arguments, in NumPy."""
+def _slopes_in_numpy(
+    pairing: Pairing, pairs: _Pairs, gap: np.ndarray, wanted: tuple[int, ...]
+) -> list[Any]:
+    """The kernel of single pairs, and behind it its slopes by some arguments, in NumPy."""
     weights = pairing.alone(*pairs)
     left, right, rho, _ = pairs
     law = *left[:2], *right[:2], rho, gap
@@ -1042,11 +1116,11 @@ def _slopes_in_numpy(pairing: Pairing, pairs: _Pairs, gap: np.ndarray) -> list[A
     # The places of m, s, n, t and rho among the arguments.
     of_law = {0: 0, 1: 1, len(left): 2, len(left) + 1: 3, len(left) + len(right): 4}
     slopes = []
-    for place, argument in enumerate(arguments):
+    for place in wanted:
         # Weights are polynomials in all arguments, so that the imaginary part after a small
         # imaginary step is their slope, to the last digit.
         moved = [*arguments]
-        moved[place] = argument + 1j * _STEP
+        moved[place] = arguments[place] + 1j * _STEP
         changed = pairing.alone(*jax.tree.unflatten(tree, moved))
         terms = (
             (np.imag(w) / _STEP, expected[x]) for x, w in changed.items() if np.iscomplexobj(w)
@@ -1059,7 +1133,9 @@ def _slopes_in_numpy(pairing: Pairing, pairs: _Pairs, gap: np.ndarray) -> list[A
     return [sum((w * expected[order] for order, w in weights.items()), 0 * rho), *slopes]
 
 
-def _slopes_by_program(pairing: Pairing, pairs: _Pairs, gap: np.ndarray) -> list[Any]:
+def _slopes_by_program(
+    pairing: Pairing, pairs: _Pairs, gap: np.ndarray, wanted: tuple[int, ...]
+) -> list[Any]:
     """As `_slopes_in_numpy`, by a compiled program for the slope along one argument."""
     count = len(gap)
     # Two lengths, each of which is compiled once.
@@ -1067,14 +1143,14 @@ def _slopes_by_program(pairing: Pairing, pairs: _Pairs, gap: np.ndarray) -> list
     padded = jax.tree.map(lambda x: np.pad(x, filled, "edge"), (pairs, gap))
     slopes = [
         np.asarray(_compiled_slope(pairing, *padded, direction))[:count]
-        for direction in np.eye(len(jax.tree.leaves(pairs)))
+        for direction in np.eye(len(jax.tree.leaves(pairs)))[[*wanted]]
     ]
     return [_alone(pairing, pairs, gap), *slopes]
 
 
-def _slopes_in_jax(pairing: Pairing, pairs: _Pairs, gap: Real) -> Real:
+def _slopes_in_jax(pairing: Pairing, pairs: _Pairs, gap: Real, wanted: tuple[int, ...]) -> Real:
     """As `_slopes_in_numpy`, in JAX."""
-    directions = jnp.eye(len(jax.tree.leaves(pairs)), dtype=gap.dtype)
+    directions = jnp.eye(len(jax.tree.leaves(pairs)), dtype=gap.dtype)[np.array(wanted)]
     every = jax.vmap(partial(_slope_in_jax, pairing, pairs, gap))(directions)
     return jnp.concatenate([_alone(pairing, pairs, gap)[None], every])
 
@@ -1198,7 +1274,7 @@ def _split(units: GatedInputs) -> tuple[tuple[Real, ...], Real, Real]:
 class GatedPairing(Pairing):
     """Fields c, p, q, d of either side, joined by rho, g12, g21 and eps."""
 
-    slopes = 14
+    parameters, slopes = 5, 14
     # Fields in the order of the lemma: phi phi', f dphi', dphi f', f f' and df df', where 0 is c, 1
     # is p, 2 is q and 3 is d.
     terms = ((1, 1), (0, 2), (2, 0), (0, 0), (3, 3))

@@ -338,6 +338,7 @@ def _one_integral(part: Part, closed: ClosedPart, orders: Orders, *law: Real) ->
     xp, dtype = library(rho), rho.dtype
     tiny, eps = smallest(dtype), float(xp.finfo(dtype).eps)
     nodes, weights = (xp.asarray(x, dtype) for x in (NODES, WEIGHTS))
+    of_part, of_closed = (sorted({order[n] for order in orders}) for n in (0, 1))
     # Where the part is alive. Panels are no longer than 2, on which 20 nodes integrate the density
     # to rounding, and no longer than the strip of the part allows.
     low, high = span(part, m, s, _REACH)
@@ -370,8 +371,8 @@ def _one_integral(part: Part, closed: ClosedPart, orders: Orders, *law: Real) ->
         z = edge[:, None] + sign * length[:, None] * nodes
         # Every order of either function once, for all pairs of orders.
         mean, weighted = n[:, None] + slope[:, None] * z, weights * density(z)
-        inner = {j: closed.mean(mean, left_over[:, None] + 0 * mean, j) for _, j in orders}
-        outer = {i: weighted * part(m[:, None] + s[:, None] * z, i) for i, _ in orders}
+        inner = {j: closed.mean(mean, left_over[:, None] + 0 * mean, j) for j in of_closed}
+        outer = {i: weighted * part(m[:, None] + s[:, None] * z, i) for i in of_part}
         sums = xp.stack([xp.sum(outer[i] * inner[j], 1) for i, j in orders])
         return edge + sign * length, length * sums
 

@@ -299,7 +299,8 @@ def kernels_at_numbers(
         taken += sum(itertools.starmap(slope_bytes, both))
         _check_slopes(taken, one, two, request.budget)
         if session().tier != "compile":
-            kernels[m, n] = tuple(itertools.starmap(blocks_at_numbers, both))
+            moves = m in moving, n in moving
+            kernels[m, n] = tuple(blocks_at_numbers(*pair, moves) for pair in both)
     fixed = {n: one for n, one in enumerate(prepared) if n not in moving}
     # Constants in float64 beside the trace give it no further digits.
     fixed = jax.tree.map(lambda array: np.asarray(array, request.dtype), fixed)

@@ -446,13 +446,14 @@ def kernel_blocks(
         yield between(*units, _at_once)
 
 
-def blocks_at_numbers(a: Prepared, b: Prepared) -> Blocks:
+def blocks_at_numbers(a: Prepared, b: Prepared, moving: tuple[bool, bool]) -> Blocks:
     """The kernel of all hidden units of two models that are numbers, with its slopes.
 
     Args:
         a, b: Models under the same input.
+        moving: Whether each of them is differentiated.
     """
-    return tuple(with_slopes(*both, _at_once) for both in _units_of_blocks(a, b))
+    return tuple(with_slopes(*both, _at_once, moving) for both in _units_of_blocks(a, b))
 
 
 def slope_bytes(a: Prepared, b: Prepared) -> int:
