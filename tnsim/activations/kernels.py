@@ -255,6 +255,19 @@ class Side(NamedTuple):
         return Side(parameters, *(x[(..., *units)] for x in self[1:]))
 
 
+class Tables(NamedTuple):
+    """Coefficients by order of every field of some units.
+
+    Args:
+        kinds: Those that series read (see `at_rest`), and behind them their slopes by each
+            parameter where these are wanted, (kinds, fields, orders, units).
+        known: Those of the units as they are, (fields, orders, units).
+    """
+
+    kinds: Real
+    known: Real
+
+
 @dataclass(frozen=True)
 class Pairing:
     """What stands at the pairs of units of two kinds of layers: of plain units E f(u) g(v).
@@ -314,8 +327,8 @@ class Pairing:
         """Whether slopes by the correlation rho end as sqrt(1 - rho^2), with finite values."""
         return all(f.gates_at_kinks and not jumps(f) for f in (self.f, self.g))
 
-    def side(self, f: Activation, parameters: tuple[Real, ...], slopes: bool) -> Side:
-        """Coefficients and norms of the units of one layer."""
+    def tables(self, f: Activation, parameters: tuple[Real, ...], slopes: bool) -> Tables:
+        """Coefficients of the units of one layer, and their slopes by the parameters if asked."""
         mean, deviation = parameters
         if slopes:
             # Slopes by the mean are coefficients of f'. By the deviation, d/ds f(m + s z) =
@@ -327,6 +340,12 @@ class Pairing:
         else:
             c = coefficients(f, mean, deviation, highest_order(f, mean))
             kinds = [c]
+        return Tables(library(mean).stack(kinds)[:, None], c[None])
+
+    def side(self, f: Activation, parameters: tuple[Real, ...], tables: Tables) -> Side:
+        """Coefficients and norms of the units of one layer."""
+        mean, deviation = parameters
+        (c,) = tables.known
         xp = library(mean)
         energy = energies(f, mean, deviation)
         size = xp.sqrt(energy)
@@ -337,7 +356,7 @@ class Pairing:
             # are computed alone.
             least = sqrt(float(xp.finfo(c.dtype).tiny)) / float(xp.finfo(c.dtype).eps)
             rest = xp.where((gross > 0) & (gross < least), 1.0, rest)
-        return Side(parameters, xp.stack(kinds)[:, None], rest[None], size, gross)
+        return Side(parameters, tables.kinds, rest[None], size, gross)
 
     def alone(self, left: Any, right: Any, rho: Real, cross: Cross) -> DerivativeWeights:
         """The kernel of single pairs: weights of expected derivatives of f(u) and g(v).
@@ -398,26 +417,36 @@ def jumps(f: Activation) -> bool:
     return any(gate.weights[0] != gate.tail for gate in f.gates_at_kinks)
 
 
-def expanded(f: str | Activation, units: NormalInputs, on_device: bool = False) -> Expanded:
+def expanded(
+    f: str | Activation, units: NormalInputs, on_device: bool = False, moving: bool = False
+) -> Expanded:
     """Units with their coefficients; a kernel of many layers prepares each of them once.
 
     Args:
         f: Activation, or its name.
         units: Inputs of the units.
         on_device: Whether kernels of units that are numbers are made on JAX's device.
+        moving: Whether kernels will have slopes by the parameters of the units.
     """
     f, units = activation(f), in_floats(units)
     deviation, unit = lengths_and_directions(units.rows)
     parameters = units.mean, deviation
-    return with_side(Pairing(f, f), Expanded(f, parameters, unit, None, None), on_device)
+    made = Expanded(f, parameters, unit, None, None)
+    return with_side(Pairing(f, f), made, on_device, moving)
 
 
-def with_side(pairing: Pairing, units: Expanded, on_device: bool) -> Expanded:
+def with_side(pairing: Pairing, units: Expanded, on_device: bool, moving: bool) -> Expanded:
     """The units with their coefficients where they are numbers on the host."""
     if on_device or library(*units.parameters) is jnp:
         return units
+    f, parameters = units.f, units.parameters
     with np.errstate(all="ignore"):
-        return replace(units, side=pairing.side(units.f, units.parameters, False))
+        # NumPy has no slopes of coefficients.
+        if moving:
+            tables = Tables(*map(np.asarray, _tables_of_slopes(pairing, f, parameters)))
+        else:
+            tables = pairing.tables(f, parameters, False)
+        return replace(units, side=pairing.side(f, parameters, tables))
 
 
 def between(pairing: Pairing, first: Expanded, second: Expanded, together: Together) -> Kernel:
@@ -461,8 +490,8 @@ def with_slopes(
         (values, *slopes), bounds = _in_blocks(pairing, wanted, one, None if alone else two, cross)
     else:
         cross = pairing.cross(first, second)
-        one = _with_tables_of_slopes(pairing, first) if moving[0] else first
-        two = second if not moving[1] else one if alone else _with_tables_of_slopes(pairing, second)
+        one = _with_slopes_of_tables(pairing, first) if moving[0] else first
+        two = second if not moving[1] else one if alone else _with_slopes_of_tables(pairing, second)
         (values, *slopes), bounds = _in_tiles(pairing, one, two, cross, together, wanted)
     return Kernel(values, *bounds, slopes=_by_arguments(pairing, wanted, slopes, alone))
 
@@ -499,17 +528,16 @@ def as_function(kernel: Kernel, pairing: Pairing, first: Expanded, second: Expan
     return known._replace(values=_given_values(numbers, *sides, pairing.cross(first, second)))
 
 
-def _with_tables_of_slopes(pairing: Pairing, units: Expanded) -> Expanded:
-    """Units with their coefficients and the slopes of these; norms and sizes remain."""
+def _with_slopes_of_tables(pairing: Pairing, units: Expanded) -> Expanded:
+    """Units whose coefficients have slopes, the same object where they have them already."""
     assert units.side is not None
-    tables = np.asarray(_tables_of_slopes(pairing, units.f, units.parameters))
-    return replace(units, side=units.side._replace(tables=tables))
+    has_slopes = len(units.side.tables) > 1
+    return units if has_slopes else with_side(pairing, units, on_device=False, moving=True)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _tables_of_slopes(pairing: Pairing, f: Activation, parameters: tuple[Real, ...]) -> Real:
-    """Coefficients and their slopes; norms, of which nobody asks here, are not compiled."""
-    return pairing.side(f, parameters, True).tables
+def _tables_of_slopes(pairing: Pairing, f: Activation, parameters: tuple[Real, ...]) -> Tables:
+    return pairing.tables(f, parameters, True)
 
 
 @jax.custom_jvp
@@ -948,7 +976,8 @@ def _in_blocks(
     n = pairing.parameters
 
     def side(units: Expanded, arguments: range) -> Side:
-        return pairing.side(units.f, units.parameters, any(k in arguments for k in wanted))
+        tables = pairing.tables(units.f, units.parameters, any(k in arguments for k in wanted))
+        return pairing.side(units.f, units.parameters, tables)
 
     left = side(first, range(n))
     right = left if second is None else side(second, range(n, 2 * n))
@@ -1192,13 +1221,16 @@ class GatedInputs(NamedTuple):
     up: NormalInputs
 
 
-def gated_expanded(f: str | Activation, units: GatedInputs, on_device: bool = False) -> Expanded:
+def gated_expanded(
+    f: str | Activation, units: GatedInputs, on_device: bool = False, moving: bool = False
+) -> Expanded:
     """Gated units with their coefficients, as `expanded` makes plain ones.
 
     Args:
         f: Activation of the gates, or its name.
         units: Inputs of the units.
         on_device: Whether kernels of units that are numbers are made on JAX's device.
+        moving: Whether kernels will have slopes by the parameters of the units.
 
     Raises:
         ModelError: The activation is unknown.
@@ -1206,7 +1238,8 @@ def gated_expanded(f: str | Activation, units: GatedInputs, on_device: bool = Fa
     """
     f = check_gate(activation(f))
     parameters, unit, e = _split(units)
-    return with_side(GatedPairing(f, f), Expanded(f, parameters, unit, e, None), on_device)
+    made = Expanded(f, parameters, unit, e, None)
+    return with_side(GatedPairing(f, f), made, on_device, moving)
 
 
 def gated_moments(
@@ -1293,10 +1326,9 @@ class GatedPairing(Pairing):
         products = ((e, other_unit), (unit, other_e), (e, other_e))
         return correlations(unit, other_unit), *(product_of_rows(*both) for both in products)
 
-    def side(self, f: Activation, parameters: tuple[Real, ...], slopes: bool) -> Side:
-        """Fields c, p, q, d, and their slopes by the parameters."""
-        mean, deviation, shift, slope, spread = parameters
-        highest = highest_order(f, mean)
+    def tables(self, f: Activation, parameters: tuple[Real, ...], slopes: bool) -> Tables:
+        """Fields c, p, q, d, and their slopes by the parameters if asked."""
+        highest = highest_order(f, parameters[0])
         # Multiplying by z and differentiating each need one order beyond the result, derivatives by
         # the parameters further ones.
         order = highest + 4
@@ -1319,6 +1351,12 @@ class GatedPairing(Pairing):
             for i in range(len(parameters)):
                 tangents = tuple(jnp.full_like(x, i == j) for j, x in enumerate(parameters))
                 kinds.append(jax.jvp(fields, parameters, tangents)[1])
+        known = fields(*parameters, moving=False) if slopes else kinds[0]
+        return Tables(library(known).stack(kinds), known)
+
+    def side(self, f: Activation, parameters: tuple[Real, ...], tables: Tables) -> Side:
+        """Fields of the units of one layer, and their norms."""
+        mean, deviation, shift, slope, spread = parameters
 
         def squares(value: Real, by_z: Real, z: Real) -> list[Real]:
             # The integrands are f^2, phi^2, (dphi/dz)^2 and (df/dz)^2, in the order of the fields.
@@ -1326,11 +1364,10 @@ class GatedPairing(Pairing):
             return [value**2, (value * factor) ** 2, (by_z * factor + slope * value) ** 2, by_z**2]
 
         xp = library(mean)
-        known = fields(*parameters, moving=False) if slopes else kinds[0]
         squared_norms = norms(f, mean, deviation, squares)
         rests = [
             left_over(f, c, energy, int(i == 1))
-            for i, (c, energy) in enumerate(zip(known, squared_norms, strict=True))
+            for i, (c, energy) in enumerate(zip(tables.known, squared_norms, strict=True))
         ]
         # E (f w)^2 = E phi^2 + E e^2 E f^2.
         plain, whole, *_ = squared_norms
@@ -1340,7 +1377,7 @@ class GatedPairing(Pairing):
             # A wave is as large as its derivatives, which the lemma multiplies by deviations.
             factors = factors * (1 + deviation)
         gross = xp.maximum(size, factors * gross_size(f, mean, deviation, xp.sqrt(plain)))
-        return Side(parameters, xp.stack(kinds), relative(xp.stack(rests), gross), size, gross)
+        return Side(parameters, tables.kinds, relative(xp.stack(rests), gross), size, gross)
 
     @property
     def ends_as_a_root(self) -> bool:

@@ -283,7 +283,9 @@ def kernels_at_numbers(
     check_differentiable(models)
     metric = request.metric
     prepared = [
-        under(model, metric, KERNEL_DTYPE) if n in moving else prepared_under(model, metric)
+        under(model, metric, KERNEL_DTYPE, moving=True)
+        if n in moving
+        else prepared_under(model, metric)
         for n, model in enumerate(models)
     ]
     kernels, products, taken = {}, {}, 0
