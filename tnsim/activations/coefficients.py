@@ -146,6 +146,40 @@ def coefficients(
     return sum(others, first)
 
 
+def coefficients_of_slope(
+    f: Activation, mean: np.ndarray, deviation: np.ndarray, order: int
+) -> Float[np.ndarray, "orders units"]:
+    """Hermite coefficients 0 .. order of f' at every unit, in NumPy.
+
+    By parts s c_k[f'] = sqrt(k + 1) c_(k+1)[f], which closed forms keep for small s. Sums over
+    nodes, whose rounding a small s would enlarge, are of f' itself.
+
+    Args:
+        f: The activation.
+        mean: Means of the units' inputs.
+        deviation: Standard deviations of the units' inputs.
+        order: Highest order.
+
+    Example:
+        >>> from tnsim.activations.activation import activation
+        >>> square = coefficients_of_slope(activation("square"), np.ones(1), np.ones(1), 1)
+        >>> square[:, 0].tolist()
+        [2.0, 2.0]
+    """
+    k = np.sqrt(np.arange(1.0, order + 2))[:, None]
+    spread = deviation > 0
+
+    def of_part(part: Part) -> np.ndarray:
+        if isinstance(part, Remainder):
+            return _summed_coefficients(part, mean, deviation, order, 1)
+        above = part_coefficients(part, mean, deviation, order + 1)[1:]
+        return np.where(spread, k * above / np.where(spread, deviation, 1.0), 0.0)
+
+    first, *others = map(of_part, f.parts)
+    found = sum(others, first)
+    return np.concatenate([average(f, mean, deviation, 1)[None], found[1:]])
+
+
 def average(f: Activation, mean: Real, deviation: Real, order: int = 0) -> Real:
     """E f(m + s z) of every unit, differentiable to any order in reverse mode as well.
 
@@ -321,8 +355,10 @@ def _wave_coefficients(mean: Real, deviation: Real, order: int) -> Real:
     return sizes * signs
 
 
-def _summed_coefficients(part: Part, mean: Real, deviation: Real, order: int) -> Real:
-    """Sums over the values of z where the part is alive.
+def _summed_coefficients(
+    part: Part, mean: Real, deviation: Real, order: int, derivative: int = 0
+) -> Real:
+    """Sums over the values of z where the part is alive, of the part or of a derivative of it.
 
     Trapezoidal sums; a part that ends at a kink takes Gauss-Legendre panels from there instead,
     short beside the waves of h_k, which have 2 sqrt(k) radians to the unit.
@@ -334,7 +370,7 @@ def _summed_coefficients(part: Part, mean: Real, deviation: Real, order: int) ->
     step = (
         xp.minimum(4 / sqrt(order + 4), 2 * distance)
         if kinked
-        else trapezoidal_step(distance, order)
+        else trapezoidal_step(distance, order, derivative)
     )
     count = nodes_of(part, (high - low) / step)
     offsets, weights = (NODES, WEIGHTS) if kinked else (np.arange(8), np.ones(8))
@@ -345,7 +381,7 @@ def _summed_coefficients(part: Part, mean: Real, deviation: Real, order: int) ->
     def body(i: Real, total: Real) -> Real:
         # From the upper end downwards: there a kinked part ends, at which panels have to begin.
         z = high - ((i if kinked else 8 * i) + offsets) * step
-        first = weights * density(z) * step * part(mean + deviation * z)
+        first = weights * density(z) * step * part(mean + deviation * z, derivative)
         rows = _hermite_rows(xp.where(z < low, 0.0, first), z, order, dtype)
         return total + xp.sum(rows, 1)
 

@@ -41,7 +41,13 @@ from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float
 
 from tnsim.activations.activation import Activation, Gate, Remainder, Tail, Wave, activation
-from tnsim.activations.coefficients import average, coefficients, energies, norms
+from tnsim.activations.coefficients import (
+    average,
+    coefficients,
+    coefficients_of_slope,
+    energies,
+    norms,
+)
 from tnsim.activations.normal import Real, repeat
 from tnsim.activations.pairs import SLOPE_ORDERS, pair_derivatives, slopes_by_law
 from tnsim.errors import ModelError, UnsupportedLayer
@@ -441,12 +447,8 @@ def with_side(pairing: Pairing, units: Expanded, on_device: bool, moving: bool) 
         return units
     f, parameters = units.f, units.parameters
     with np.errstate(all="ignore"):
-        # NumPy has no slopes of coefficients.
-        if moving:
-            tables = Tables(*map(np.asarray, _tables_of_slopes(pairing, f, parameters)))
-        else:
-            tables = pairing.tables(f, parameters, False)
-        return replace(units, side=pairing.side(f, parameters, tables))
+        side = pairing.side(f, parameters, pairing.tables(f, parameters, moving))
+        return replace(units, side=side)
 
 
 def between(pairing: Pairing, first: Expanded, second: Expanded, together: Together) -> Kernel:
@@ -535,11 +537,6 @@ def _with_slopes_of_tables(pairing: Pairing, units: Expanded) -> Expanded:
     return units if has_slopes else with_side(pairing, units, on_device=False, moving=True)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _tables_of_slopes(pairing: Pairing, f: Activation, parameters: tuple[Real, ...]) -> Tables:
-    return pairing.tables(f, parameters, True)
-
-
 @jax.custom_jvp
 def _given_values(values: tuple[Any, ...], left: Any, right: Any, cross: Any) -> Real:
     """The values of a kernel that were computed before, with their slopes."""
@@ -600,6 +597,9 @@ def gross_size(f: Activation, mean: Real, deviation: Real, size: Real) -> Real:
 
 def hermite(f: Activation, mean: Real, deviation: Real, order: int) -> tuple[Real, Real]:
     """Coefficients of f and of f', the latter not divided by the deviation, which may vanish."""
+    if library(mean) is np:
+        units = f, mean, deviation, order
+        return coefficients(*units), coefficients_of_slope(*units)
     at = partial(coefficients, f, deviation=deviation, order=order)
     return jax.jvp(at, (mean,), (jnp.ones_like(mean),))
 
@@ -617,9 +617,10 @@ def at_rest(c: Real, deviation: Real, slope: Real) -> Real:
         deviation: Standard deviations s of the units' inputs.
         slope: E f'(u) of every unit; infinite or undefined at the jump of a step, which stays 0.
     """
-    known = (deviation == 0) & jnp.isfinite(slope)
+    xp = library(c, slope)
+    known = (deviation == 0) & xp.isfinite(slope)
     # A change of E f'(u) itself is of second order beside a row of zeros.
-    return jnp.asarray(c).at[1].set(jnp.where(known, not_differentiated(slope), c[1]))
+    return xp.concatenate([c[:1], xp.where(known, not_differentiated(slope), c[1])[None], c[2:]])
 
 
 def times_z(c: Real) -> Real:
@@ -1328,31 +1329,28 @@ class GatedPairing(Pairing):
 
     def tables(self, f: Activation, parameters: tuple[Real, ...], slopes: bool) -> Tables:
         """Fields c, p, q, d, and their slopes by the parameters if asked."""
-        highest = highest_order(f, parameters[0])
-        # Multiplying by z and differentiating each need one order beyond the result, derivatives by
-        # the parameters further ones.
+        mean, deviation, shift, slope, _ = parameters
+        xp, highest = library(mean), ORDER if slopes else highest_order(f, mean)
+        # Multiplying by z and differentiating each need one order beyond the result.
         order = highest + 4
+        k = xp.sqrt(xp.arange(1, order + 1, dtype=mean.dtype))[:, None]
 
-        def fields(
-            mean: Real, deviation: Real, shift: Real, slope: Real, _: Real, moving: bool = slopes
-        ) -> Real:
-            c = coefficients(f, mean, deviation, order)
-            if moving:
-                c = at_rest(c, deviation, average(f, mean, deviation, 1))
-            p = shift * c + slope * times_z(c)
-            # integration by parts: coefficient k of the derivative is sqrt(k + 1) times the next
-            xp = library(c)
-            k = xp.sqrt(xp.arange(1, order + 1, dtype=c.dtype))[:, None]
-            fields = c[:-1], p[:-1], k * p[1:], k * c[1:]
-            return xp.stack([x[: highest + 1] for x in fields])
+        def fields(c: Real, p: Real) -> Real:
+            # Integration by parts: coefficient k of the derivative is sqrt(k + 1) times the next.
+            return xp.stack([x[: highest + 1] for x in (c[:-1], p[:-1], k * p[1:], k * c[1:])])
 
-        kinds = [fields(*parameters)]
-        if slopes:
-            for i in range(len(parameters)):
-                tangents = tuple(jnp.full_like(x, i == j) for j, x in enumerate(parameters))
-                kinds.append(jax.jvp(fields, parameters, tangents)[1])
-        known = fields(*parameters, moving=False) if slopes else kinds[0]
-        return Tables(library(known).stack(kinds), known)
+        def of(c: Real) -> Real:
+            return fields(c, shift * c + slope * times_z(c))
+
+        if not slopes:
+            known = of(coefficients(f, mean, deviation, order))
+            return Tables(known[None], known)
+        plain, by_mean = hermite(f, mean, deviation, order)
+        c, by_deviation = at_rest(plain, deviation, by_mean[0]), times_z(by_mean)
+        kinds = [of(c), of(by_mean), of(at_rest(by_deviation, deviation, 0 * by_mean[0]))]
+        # By shift and slope only phi changes, and nothing by the deviation of e.
+        kinds += [fields(0 * c, c), fields(0 * c, times_z(c)), 0 * kinds[0]]
+        return Tables(xp.stack(kinds), of(plain))
 
     def side(self, f: Activation, parameters: tuple[Real, ...], tables: Tables) -> Side:
         """Fields of the units of one layer, and their norms."""
