@@ -146,10 +146,10 @@ def coefficients(
     return sum(others, first)
 
 
-def coefficients_of_slope(
+def with_coefficients_of_slope(
     f: Activation, mean: np.ndarray, deviation: np.ndarray, order: int
-) -> Float[np.ndarray, "orders units"]:
-    """Hermite coefficients 0 .. order of f' at every unit, in NumPy.
+) -> tuple[Float[np.ndarray, "orders units"], Float[np.ndarray, "orders units"]]:
+    """Hermite coefficients 0 .. order of f and of f' at every unit, in NumPy.
 
     By parts s c_k[f'] = sqrt(k + 1) c_(k+1)[f], which closed forms keep for small s. Sums over
     nodes, whose rounding a small s would enlarge, are of f' itself.
@@ -162,22 +162,25 @@ def coefficients_of_slope(
 
     Example:
         >>> from tnsim.activations.activation import activation
-        >>> square = coefficients_of_slope(activation("square"), np.ones(1), np.ones(1), 1)
-        >>> square[:, 0].tolist()
-        [2.0, 2.0]
+        >>> square = with_coefficients_of_slope(activation("square"), np.ones(1), np.ones(1), 1)
+        >>> [x[:, 0].tolist() for x in square]
+        [[2.0, 2.0], [2.0, 2.0]]
     """
     k = np.sqrt(np.arange(1.0, order + 2))[:, None]
     spread = deviation > 0
+    quotients = np.where(spread, k / np.where(spread, deviation, 1.0), 0.0)
 
     def of_part(part: Part) -> np.ndarray:
         if isinstance(part, Remainder):
-            return _summed_coefficients(part, mean, deviation, order, 1)
-        above = part_coefficients(part, mean, deviation, order + 1)[1:]
-        return np.where(spread, k * above / np.where(spread, deviation, 1.0), 0.0)
+            every = (_summed_coefficients(part, mean, deviation, order, n) for n in (0, 1))
+            return np.stack([*every])
+        found = part_coefficients(part, mean, deviation, order + 1)
+        return np.stack([found[:-1], quotients * found[1:]])
 
     first, *others = map(of_part, f.parts)
-    found = sum(others, first)
-    return np.concatenate([average(f, mean, deviation, 1)[None], found[1:]])
+    plain, slopes = sum(others, first)
+    slopes[0] = average(f, mean, deviation, 1)
+    return plain, slopes
 
 
 def average(f: Activation, mean: Real, deviation: Real, order: int = 0) -> Real:
@@ -389,9 +392,12 @@ def _summed_coefficients(
 
 
 def norms(
-    f: Activation, mean: Real, deviation: Real, integrands: Callable[[Real, Real, Real], list[Real]]
+    f: Activation,
+    mean: Real,
+    deviation: Real,
+    integrands: Callable[[Callable[[int], Real], Real], list[Real]],
 ) -> list[Real]:
-    """Integrals over z of functions of f(u), df/dz and z at every unit, u = m + s z.
+    """Integrals over z of functions of f(u), its derivatives and z at every unit, u = m + s z.
 
     Gauss-Legendre panels between kinks, as long as the strip allows. All terms are positive for
     squares, so the results have their relative digits however far a unit lies in a tail.
@@ -400,7 +406,8 @@ def norms(
         f: The activation.
         mean: Means of the units' inputs.
         deviation: Standard deviations of the units' inputs.
-        integrands: Function of f(u), df/dz and z to a list of arrays of the same shape.
+        integrands: Function of the derivatives of f at u, by order, and of z, to a list of arrays
+            of the same shape.
 
     Returns:
         An array in the shape of the means for every integrand.
@@ -412,6 +419,9 @@ def norms(
     places = (-inf, *_landmarks(f), inf)
     ends = [xp.clip((x - mean) / safe, -REACH, REACH) for x in places]
     nodes, weights = (xp.asarray(x, mean.dtype)[:, None] for x in (NODES, WEIGHTS))
+    # Panels at once: as many as stay in a core's cache in NumPy, one in a compiled loop.
+    rows = 1 if xp is jnp else max(1, _AT_ONCE // max(1, nodes.size * mean.size))
+    ahead = xp.arange(rows)[:, None, None]
     lows, lengths, turns = [], [], []
     for (left, right), (low, high) in zip(pairwise(places), pairwise(ends), strict=True):
         strips = [part.strip for part in f.parts if _alive(part, left, right)]
@@ -428,16 +438,17 @@ def norms(
         low, length, count = (xp.stack(x)[n] for x in (lows, lengths, turns))
 
         def panel(i: Any, totals: list[Real]) -> list[Real]:
-            z = low + (i + nodes) * length
-            value, slope = (sum(part(mean + deviation * z, n) for part in f.parts) for n in (0, 1))
-            weight = weights * density(z) * length
-            terms = integrands(value, deviation * slope, z)
-            return [x + xp.sum(weight * y, 0) for x, y in zip(totals, terms, strict=True)]
+            at = rows * i + ahead
+            z = low + (xp.minimum(at, count - 1) + nodes) * length
+            u = mean + deviation * z
+            weight = xp.where(at < count, weights, 0.0) * density(z) * length
+            terms = integrands(lambda n: sum(part(u, n) for part in f.parts), z)
+            return [x + xp.sum(weight * y, (0, 1)) for x, y in zip(totals, terms, strict=True)]
 
-        return repeat(count, panel, totals)
+        return repeat((count + rows - 1) // rows, panel, totals)
 
     # The integrands are called once on zeros to learn how many there are.
-    totals = [0 * mean] * len(integrands(*[0 * mean] * 3))
+    totals = [0 * mean] * len(integrands(lambda n: 0 * mean, 0 * mean))
     return repeat(xp.asarray(len(lows)), panels, totals)
 
 
@@ -448,7 +459,7 @@ def energies(f: Activation, mean: Real, deviation: Real) -> Real:
         xp = library(mean, deviation)
         damped = 2 * xp.square(deviation)
         return xp.square(xp.sin(mean)) - 0.5 * xp.expm1(-damped) * xp.cos(2 * mean)
-    return norms(f, mean, deviation, lambda value, slope, z: [value**2])[0]
+    return norms(f, mean, deviation, lambda at, z: [at(0) ** 2])[0]
 
 
 def _landmarks(f: Activation) -> list[float]:

@@ -44,9 +44,9 @@ from tnsim.activations.activation import Activation, Gate, Remainder, Tail, Wave
 from tnsim.activations.coefficients import (
     average,
     coefficients,
-    coefficients_of_slope,
     energies,
     norms,
+    with_coefficients_of_slope,
 )
 from tnsim.activations.normal import Real, repeat
 from tnsim.activations.pairs import SLOPE_ORDERS, pair_derivatives, slopes_by_law
@@ -598,8 +598,7 @@ def gross_size(f: Activation, mean: Real, deviation: Real, size: Real) -> Real:
 def hermite(f: Activation, mean: Real, deviation: Real, order: int) -> tuple[Real, Real]:
     """Coefficients of f and of f', the latter not divided by the deviation, which may vanish."""
     if library(mean) is np:
-        units = f, mean, deviation, order
-        return coefficients(*units), coefficients_of_slope(*units)
+        return with_coefficients_of_slope(f, mean, deviation, order)
     at = partial(coefficients, f, deviation=deviation, order=order)
     return jax.jvp(at, (mean,), (jnp.ones_like(mean),))
 
@@ -1356,9 +1355,10 @@ class GatedPairing(Pairing):
         """Fields of the units of one layer, and their norms."""
         mean, deviation, shift, slope, spread = parameters
 
-        def squares(value: Real, by_z: Real, z: Real) -> list[Real]:
+        def squares(at: Callable[[int], Real], z: Real) -> list[Real]:
             # The integrands are f^2, phi^2, (dphi/dz)^2 and (df/dz)^2, in the order of the fields.
             factor = shift + slope * z
+            value, by_z = at(0), deviation * at(1)
             return [value**2, (value * factor) ** 2, (by_z * factor + slope * value) ** 2, by_z**2]
 
         xp = library(mean)
