@@ -743,7 +743,8 @@ def test_coefficients_of_slopes_are_those_of_the_derivative(name):
     [
         ("relu", False, False),
         ("gelu", False, False),
-        ("silu", True, False),
+        ("square", True, False),
+        pytest.param("silu", True, False, marks=pytest.mark.slow),
         pytest.param("gelu", False, True, marks=pytest.mark.slow),
     ],
 )
