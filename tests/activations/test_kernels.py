@@ -28,7 +28,7 @@ from tnsim.activations.activation import (
     leaky_relu,
     plus_line,
 )
-from tnsim.activations.coefficients import coefficients, energies
+from tnsim.activations.coefficients import coefficients, energies, with_coefficients_of_slope
 from tnsim.activations.kernels import (
     GatedInputs,
     GatedPairing,
@@ -718,3 +718,107 @@ def test_slopes_where_derivatives_are_no_functions(kind, rng):
         numbers = zip((found.values, *found.slopes), (known.values, *known.slopes), strict=True)
         for one, two in numbers:
             assert_close(one, two, scale=np.abs(two).max(), rtol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["gelu", "silu", "tanh", "square", "sin"])
+def test_coefficients_of_slopes_are_those_of_the_derivative(name):
+    """Beside Gauss-Hermite sums of the derivative in JAX; small deviations lose no digit."""
+    f, order = activation(name), 6
+    m, s = np.array([0.4, -1.3, 0.7, 0.2]), np.array([0.9, 0.3, 1e-9, 0.0])
+    z, w = np.polynomial.hermite_e.hermegauss(120)
+    rows = [w / np.sqrt(2 * pi)]
+    rows.append(rows[0] * z)
+    for k in range(1, order):
+        rows.append((z * rows[k] - np.sqrt(k) * rows[k - 1]) / np.sqrt(k + 1))
+    u = m + s * z[:, None]
+    with jax.enable_x64(True):
+        slopes = jax.vmap(jax.vmap(jax.grad(lambda x: f(x))))(jnp.asarray(u))
+    found = with_coefficients_of_slope(f, m, s, order)
+    for one, values in zip(found, (f(u), np.asarray(slopes)), strict=True):
+        assert_close(one, np.array(rows) @ values, scale=1.0, rtol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_gated", "compiled"),
+    [
+        ("relu", False, False),
+        ("gelu", False, False),
+        ("square", True, False),
+        pytest.param("silu", True, False, marks=pytest.mark.slow),
+        pytest.param("gelu", False, True, marks=pytest.mark.slow),
+    ],
+)
+def test_slopes_follow_what_moves(name, is_gated, compiled, rng):
+    """A layer that stays has none, and one of a layer with itself stands for the other."""
+    f, count, pairing = activation(name), 5, Pairing
+
+    def units():
+        one = random_units(rng, count)
+        if is_gated:
+            return gated_expanded(f, GatedInputs(one, random_units(rng, count)))
+        return expanded(f, one)
+
+    a, b = units(), units()
+    if is_gated:
+        pairing = GatedPairing
+    if compiled:
+        a, b = (replace(one, side=None) for one in (a, b))
+    pairs, n = pairing(f, f), pairing.parameters
+    with jax.enable_x64(True):
+
+        def slopes(first, second, *moving):
+            return with_slopes(pairs, first, second, in_turn, *moving)
+
+        both, itself = slopes(a, b), slopes(a, replace(a))
+        left, right = slopes(a, b, (True, False)), slopes(a, b, (False, True))
+        alone = slopes(a, a)
+    absent = {"left": range(n, 2 * n), "right": range(n)}
+    for made, known, none in (
+        (left, both, absent["left"]),
+        (right, both, absent["right"]),
+        (alone, itself, ()),
+    ):
+        assert [k for k, x in enumerate(made.slopes) if x is None] == list(none)
+        there = [k for k in range(pairs.slopes) if k not in none]
+        found = np.array([made.values, *(made.slopes[k] for k in there)])
+        expected = np.array([known.values, *(known.slopes[k] for k in there)])
+        assert_close(found, expected, scale=1 + np.abs(expected).max(), rtol=1e-13)
+
+
+@pytest.mark.slow
+def test_a_trace_has_slopes_of_what_moves(rng):
+    """Means of the columns alone, and all of a layer with itself, beside numbers moved by hand."""
+    units, others = random_units(rng, 3), random_units(rng, 4)
+    weights, step = rng.normal(size=(3, 4)), 1e-3
+
+    def total(means):
+        moved = NormalInputs(means, others.rows)
+        return (weights * kernel("relu", "gelu", units, moved).values).sum()
+
+    def own(rows):
+        moved = NormalInputs(units.mean, rows)
+        return (weights[:, :3] * kernel("gelu", "gelu", moved, moved).values).sum()
+
+    for function, at in ((total, others.mean), (own, units.rows)):
+        with jax.enable_x64(True):
+            found = np.asarray(jax.jit(jax.grad(function))(jnp.asarray(at)))
+        for place in np.ndindex(at.shape):
+            by = np.zeros(at.shape)
+            by[place] = step
+            expected = slope_of(lambda t, by=by, at=at, g=function: g(at + t * by / step), step)
+            assert_close(found[place], expected, scale=np.abs(weights).sum(), rtol=1e-9)
+
+
+def test_integrals_take_every_derivative_once(monkeypatch):
+    """Three pairs of orders with two orders of f: each was evaluated for each pair."""
+    orders, called = ((0, 0), (0, 1), (1, 0)), []
+    known = Remainder.__call__
+
+    def counted(part, u, order=0):
+        called.append(order)
+        return known(part, u, order)
+
+    monkeypatch.setattr(Remainder, "__call__", counted)
+    one, f = np.ones(2), activation("silu")
+    pair_derivatives(f, activation("gelu"), (0 * one, one, 0 * one, one, one, 0 * one), orders)
+    assert called.count(0) == called.count(1) > 0

@@ -42,6 +42,8 @@ NODES, WEIGHTS = map(np.array, legendre(20))
 """Gauss-Legendre nodes and weights on [0, 1]."""
 REACH = 12.5
 """Where sums over a standard normal variable end, with Hermite factors of high order."""
+_AT_ONCE = 4096
+"""Numbers of an array over some nodes and all units, in NumPy."""
 
 
 def span(part: Part, mean: Real, deviation: Real, reach: float) -> tuple[Real, Real]:
@@ -149,6 +151,43 @@ def coefficients(
     return sum(others, first)
 
 
+def with_coefficients_of_slope(
+    f: Activation, mean: np.ndarray, deviation: np.ndarray, order: int
+) -> tuple[Float[np.ndarray, "orders units"], Float[np.ndarray, "orders units"]]:
+    """Hermite coefficients 0 .. order of f and of f' at every unit, in NumPy.
+
+    By parts s c_k[f'] = sqrt(k + 1) c_(k+1)[f], which closed forms keep for small s. Sums over
+    nodes, whose rounding a small s would enlarge, are of f' itself.
+
+    Args:
+        f: The activation.
+        mean: Means of the units' inputs.
+        deviation: Standard deviations of the units' inputs.
+        order: Highest order.
+
+    Example:
+        >>> from tnsim.activations.activation import activation
+        >>> square = with_coefficients_of_slope(activation("square"), np.ones(1), np.ones(1), 1)
+        >>> [x[:, 0].tolist() for x in square]
+        [[2.0, 2.0], [2.0, 2.0]]
+    """
+    k = np.sqrt(np.arange(1.0, order + 2))[:, None]
+    spread = deviation > 0
+    quotients = np.where(spread, k / np.where(spread, deviation, 1.0), 0.0)
+
+    def of_part(part: Part) -> np.ndarray:
+        if isinstance(part, Remainder):
+            every = (_summed_coefficients(part, mean, deviation, order, n) for n in (0, 1))
+            return np.stack([*every])
+        found = part_coefficients(part, mean, deviation, order + 1)
+        return np.stack([found[:-1], quotients * found[1:]])
+
+    first, *others = map(of_part, f.parts)
+    plain, slopes = sum(others, first)
+    slopes[0] = average(f, mean, deviation, 1)
+    return plain, slopes
+
+
 def average(f: Activation, mean: Real, deviation: Real, order: int = 0) -> Real:
     """E f(m + s z) of every unit, differentiable to any order in reverse mode as well.
 
@@ -182,14 +221,17 @@ def _remainder_average(part: Remainder, derivative: int, mean: Real, deviation: 
     distance = part.strip / xp.maximum(deviation, smallest(mean.dtype))
     step = trapezoidal_step(distance, derivatives=derivative)
     count = nodes_of(part, (high - low) / step)
+    # Nodes at once: as many as stay in a core's cache in NumPy, one in a compiled loop.
+    rows = 1 if xp is jnp else max(1, min(128, _AT_ONCE // max(1, mean.size)))
+    ahead = xp.arange(rows, dtype=mean.dtype).reshape(-1, *[1] * mean.ndim)
 
     # Nodes of different units differ in number; nodes beyond the end count zero.
     def body(i: Real, total: Real) -> Real:
-        z = low + i * step
+        z = low + (rows * i + ahead) * step
         values = density(z) * step * part(mean + deviation * z, derivative)
-        return total + xp.where(z > high, 0.0, values)
+        return total + xp.sum(xp.where(z > high, 0.0, values), 0)
 
-    return repeat(count, body, 0 * mean)
+    return repeat((count - 1) // rows + 1, body, 0 * mean)
 
 
 def nodes_of(part: Any, lengths: Real, most: int = 100_000) -> Any:
@@ -327,8 +369,10 @@ def _wave_coefficients(mean: Real, deviation: Real, order: int) -> Real:
     return sizes * signs
 
 
-def _summed_coefficients(part: Part, mean: Real, deviation: Real, order: int) -> Real:
-    """Sums over the values of z where the part is alive.
+def _summed_coefficients(
+    part: Part, mean: Real, deviation: Real, order: int, derivative: int = 0
+) -> Real:
+    """Sums over the values of z where the part is alive, of the part or of a derivative of it.
 
     Trapezoidal sums; a part that ends at a kink takes Gauss-Legendre panels from there instead,
     short beside the waves of h_k, which have 2 sqrt(k) radians to the unit.
@@ -340,7 +384,7 @@ def _summed_coefficients(part: Part, mean: Real, deviation: Real, order: int) ->
     step = (
         xp.minimum(4 / sqrt(order + 4), 2 * distance)
         if kinked
-        else trapezoidal_step(distance, order)
+        else trapezoidal_step(distance, order, derivative)
     )
     count = nodes_of(part, (high - low) / step)
     offsets, weights = (NODES, WEIGHTS) if kinked else (np.arange(8), np.ones(8))
@@ -351,7 +395,7 @@ def _summed_coefficients(part: Part, mean: Real, deviation: Real, order: int) ->
     def body(i: Real, total: Real) -> Real:
         # From the upper end downwards: there a kinked part ends, at which panels have to begin.
         z = high - ((i if kinked else 8 * i) + offsets) * step
-        first = weights * density(z) * step * part(mean + deviation * z)
+        first = weights * density(z) * step * part(mean + deviation * z, derivative)
         rows = _hermite_rows(xp.where(z < low, 0.0, first), z, order, dtype)
         return total + xp.sum(rows, 1)
 
@@ -359,9 +403,12 @@ def _summed_coefficients(part: Part, mean: Real, deviation: Real, order: int) ->
 
 
 def norms(
-    f: Activation, mean: Real, deviation: Real, integrands: Callable[[Real, Real, Real], list[Real]]
+    f: Activation,
+    mean: Real,
+    deviation: Real,
+    integrands: Callable[[Callable[[int], Real], Real], list[Real]],
 ) -> list[Real]:
-    """Integrals over z of functions of f(u), df/dz and z at every unit, u = m + s z.
+    """Integrals over z of functions of f(u), its derivatives and z at every unit, u = m + s z.
 
     Gauss-Legendre panels between kinks, as long as the strip allows. All terms are positive for
     squares, so the results have their relative digits however far a unit lies in a tail.
@@ -370,7 +417,8 @@ def norms(
         f: The activation.
         mean: Means of the units' inputs.
         deviation: Standard deviations of the units' inputs.
-        integrands: Function of f(u), df/dz and z to a list of arrays of the same shape.
+        integrands: Function of the derivatives of f at u, by order, and of z, to a list of arrays
+            of the same shape.
 
     Returns:
         An array in the shape of the means for every integrand.
@@ -382,6 +430,9 @@ def norms(
     places = (-inf, *_landmarks(f), inf)
     ends = [xp.clip((x - mean) / safe, -REACH, REACH) for x in places]
     nodes, weights = (xp.asarray(x, mean.dtype)[:, None] for x in (NODES, WEIGHTS))
+    # Panels at once: as many as stay in a core's cache in NumPy, one in a compiled loop.
+    rows = 1 if xp is jnp else max(1, _AT_ONCE // max(1, nodes.size * mean.size))
+    ahead = xp.arange(rows)[:, None, None]
     lows, lengths, turns = [], [], []
     for (left, right), (low, high) in zip(pairwise(places), pairwise(ends), strict=True):
         strips = [part.strip for part in f.parts if _alive(part, left, right)]
@@ -398,16 +449,17 @@ def norms(
         low, length, count = (xp.stack(x)[n] for x in (lows, lengths, turns))
 
         def panel(i: Any, totals: list[Real]) -> list[Real]:
-            z = low + (i + nodes) * length
-            value, slope = (sum(part(mean + deviation * z, n) for part in f.parts) for n in (0, 1))
-            weight = weights * density(z) * length
-            terms = integrands(value, deviation * slope, z)
-            return [x + xp.sum(weight * y, 0) for x, y in zip(totals, terms, strict=True)]
+            at = rows * i + ahead
+            z = low + (xp.minimum(at, count - 1) + nodes) * length
+            u = mean + deviation * z
+            weight = xp.where(at < count, weights, 0.0) * density(z) * length
+            terms = integrands(lambda n: sum(part(u, n) for part in f.parts), z)
+            return [x + xp.sum(weight * y, (0, 1)) for x, y in zip(totals, terms, strict=True)]
 
-        return repeat(count, panel, totals)
+        return repeat((count + rows - 1) // rows, panel, totals)
 
     # The integrands are called once on zeros to learn how many there are.
-    totals = [0 * mean] * len(integrands(*[0 * mean] * 3))
+    totals = [0 * mean] * len(integrands(lambda n: 0 * mean, 0 * mean))
     return repeat(xp.asarray(len(lows)), panels, totals)
 
 
@@ -418,7 +470,7 @@ def energies(f: Activation, mean: Real, deviation: Real) -> Real:
         xp = library(mean, deviation)
         damped = 2 * xp.square(deviation)
         return xp.square(xp.sin(mean)) - 0.5 * xp.expm1(-damped) * xp.cos(2 * mean)
-    return norms(f, mean, deviation, lambda value, slope, z: [value**2])[0]
+    return norms(f, mean, deviation, lambda at, z: [at(0) ** 2])[0]
 
 
 def _landmarks(f: Activation) -> list[float]:

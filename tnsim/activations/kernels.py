@@ -37,10 +37,18 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float
 
 from tnsim.activations.activation import Activation, Gate, Remainder, Tail, Wave, activation
-from tnsim.activations.coefficients import average, coefficients, energies, norms, times_z
+from tnsim.activations.coefficients import (
+    average,
+    coefficients,
+    energies,
+    norms,
+    times_z,
+    with_coefficients_of_slope,
+)
 from tnsim.activations.normal import Real, repeat
 from tnsim.activations.pairs import SLOPE_ORDERS, pair_derivatives, slopes_by_law
 from tnsim.errors import ModelError, UnsupportedLayer
@@ -113,7 +121,8 @@ class Kernel(NamedTuple):
             Series end where they are that exact, as pairs computed alone are no better.
         other_gross: The same of g, shape (units of g,).
         slopes: Slopes of the matrix by the parameters of both sides and by the cross matrices, all
-            in its shape, see `with_slopes`; none otherwise.
+            in its shape, see `with_slopes`; None by parameters of units that do not move. Empty
+            where no slope was asked for.
     """
 
     values: Float[Any, "m n"]
@@ -122,7 +131,7 @@ class Kernel(NamedTuple):
     share: Float[Any, ""]
     gross: Float[Any, "m"]
     other_gross: Float[Any, "n"]
-    slopes: tuple[Float[Any, "m n"], ...] = ()
+    slopes: tuple[Float[Any, "m n"] | None, ...] = ()
 
     @property
     def bound(self) -> Float[Any, "m n"]:
@@ -253,6 +262,19 @@ class Side(NamedTuple):
         return Side(parameters, *(x[(..., *units)] for x in self[1:]))
 
 
+class Tables(NamedTuple):
+    """Coefficients by order of every field of some units.
+
+    Args:
+        kinds: Those that series read (see `at_rest`), and behind them their slopes by each
+            parameter where these are wanted, (kinds, fields, orders, units).
+        known: Those of the units as they are, (fields, orders, units).
+    """
+
+    kinds: Real
+    known: Real
+
+
 @dataclass(frozen=True)
 class Pairing:
     """What stands at the pairs of units of two kinds of layers: of plain units E f(u) g(v).
@@ -264,7 +286,8 @@ class Pairing:
             no digit lost where means are large beside deviations.
 
     Attributes:
-        slopes: Number of parameters of both units and of cross matrices.
+        parameters: Number of parameters of a unit.
+        slopes: Number of arguments of a kernel: parameters of both units, and cross matrices.
         terms: Fields of the left and of the right unit that meet in a series, of plain units the
             coefficients of f and g. The first of them stands alone, and its order 0 is the mean of
             a unit; the others stand behind `weights`.
@@ -273,8 +296,21 @@ class Pairing:
     f: Activation
     g: Activation
     centred: bool = False
+    parameters: ClassVar[int] = 2
     slopes: ClassVar[int] = 5
     terms: ClassVar[tuple[tuple[int, int], ...]] = ((0, 0),)
+
+    def arguments(self, left: bool, right: bool) -> tuple[int, ...]:
+        """Numbers of the arguments that move with the units of either side.
+
+        Example:
+            >>> pairing = Pairing(activation("relu"), activation("relu"))
+            >>> pairing.arguments(True, False), pairing.arguments(False, False)
+            ((0, 1, 4), ())
+        """
+        n = self.parameters
+        own = (*(range(n) if left else ()), *(range(n, 2 * n) if right else ()))
+        return (*own, *range(2 * n, self.slopes)) if own else ()
 
     def weights(self, cross: Cross) -> tuple[Real, ...]:
         """What stands before the series of all pairs of fields but the first."""
@@ -298,8 +334,8 @@ class Pairing:
         """Whether slopes by the correlation rho end as sqrt(1 - rho^2), with finite values."""
         return all(f.gates_at_kinks and not jumps(f) for f in (self.f, self.g))
 
-    def side(self, f: Activation, parameters: tuple[Real, ...], slopes: bool) -> Side:
-        """Coefficients and norms of the units of one layer."""
+    def tables(self, f: Activation, parameters: tuple[Real, ...], slopes: bool) -> Tables:
+        """Coefficients of the units of one layer, and their slopes by the parameters if asked."""
         mean, deviation = parameters
         if slopes:
             # Slopes by the mean are coefficients of f'. By the deviation, d/ds f(m + s z) =
@@ -311,6 +347,12 @@ class Pairing:
         else:
             c = coefficients(f, mean, deviation, highest_order(f, mean))
             kinds = [c]
+        return Tables(library(mean).stack(kinds)[:, None], c[None])
+
+    def side(self, f: Activation, parameters: tuple[Real, ...], tables: Tables) -> Side:
+        """Coefficients and norms of the units of one layer."""
+        mean, deviation = parameters
+        (c,) = tables.known
         xp = library(mean)
         energy = energies(f, mean, deviation)
         size = xp.sqrt(energy)
@@ -321,7 +363,7 @@ class Pairing:
             # are computed alone.
             least = sqrt(float(xp.finfo(c.dtype).tiny)) / float(xp.finfo(c.dtype).eps)
             rest = xp.where((gross > 0) & (gross < least), 1.0, rest)
-        return Side(parameters, xp.stack(kinds)[:, None], rest[None], size, gross)
+        return Side(parameters, tables.kinds, rest[None], size, gross)
 
     def alone(self, left: Any, right: Any, rho: Real, cross: Cross) -> DerivativeWeights:
         """The kernel of single pairs: weights of expected derivatives of f(u) and g(v).
@@ -361,7 +403,9 @@ class Expanded:
     side: Side | None
 
     def part(self, start: int, stop: int) -> Expanded:
-        """Some of the units."""
+        """Some of the units; the same object for all of them."""
+        if (start, stop) == (0, len(self.unit)):
+            return self
         across = None if self.across is None else self.across[start:stop]
         parameters = tuple(x[start:stop] for x in self.parameters)
         side = None if self.side is None else self.side.part(slice(start, stop))
@@ -380,63 +424,97 @@ def jumps(f: Activation) -> bool:
     return any(gate.weights[0] != gate.tail for gate in f.gates_at_kinks)
 
 
-def expanded(f: str | Activation, units: NormalInputs, on_device: bool = False) -> Expanded:
+def expanded(
+    f: str | Activation, units: NormalInputs, on_device: bool = False, moving: bool = False
+) -> Expanded:
     """Units with their coefficients; a kernel of many layers prepares each of them once.
 
     Args:
         f: Activation, or its name.
         units: Inputs of the units.
         on_device: Whether kernels of units that are numbers are made on JAX's device.
+        moving: Whether kernels will have slopes by the parameters of the units.
     """
     f, units = activation(f), in_floats(units)
     deviation, unit = lengths_and_directions(units.rows)
     parameters = units.mean, deviation
-    return with_side(Pairing(f, f), Expanded(f, parameters, unit, None, None), on_device)
+    made = Expanded(f, parameters, unit, None, None)
+    return with_side(Pairing(f, f), made, on_device, moving)
 
 
-def with_side(pairing: Pairing, units: Expanded, on_device: bool) -> Expanded:
+def with_side(pairing: Pairing, units: Expanded, on_device: bool, moving: bool) -> Expanded:
     """The units with their coefficients where they are numbers on the host."""
     if on_device or library(*units.parameters) is jnp:
         return units
+    f, parameters = units.f, units.parameters
     with np.errstate(all="ignore"):
-        return replace(units, side=pairing.side(units.f, units.parameters, False))
+        side = pairing.side(f, parameters, pairing.tables(f, parameters, moving))
+        return replace(units, side=side)
 
 
 def between(pairing: Pairing, first: Expanded, second: Expanded, together: Together) -> Kernel:
     """The kernel of all pairs of units, in NumPy for numbers on the host and else in JAX."""
     if first.side is not None and second.side is not None:
         cross = pairing.cross(first, second)
-        (values,), bounds = _in_tiles(pairing, first, second, cross, together, False)
+        (values,), bounds = _in_tiles(pairing, first, second, cross, together, ())
         return Kernel(values, *bounds)
     # A partner that is not traced was prepared in float64; the trace computes in floats of its own.
     dtype = (first if first.side is None else second).unit.dtype
-    first, second = (units.in_trace(dtype) for units in (first, second))
-    values, *bounds = _values(pairing, first, second, pairing.cross(first, second))
+    one, two = first.in_trace(dtype), None if second is first else second.in_trace(dtype)
+    values, *bounds = _values(pairing, one, two, pairing.cross(one, two or one))
     # Sizes and shares are bounds, of which nobody needs a derivative.
     return Kernel(values, *map(jax.lax.stop_gradient, bounds))
 
 
-def with_slopes(pairing: Pairing, first: Expanded, second: Expanded, together: Together) -> Kernel:
+def with_slopes(
+    pairing: Pairing,
+    first: Expanded,
+    second: Expanded,
+    together: Together,
+    moving: tuple[bool, bool] = (True, True),
+) -> Kernel:
     """The kernel of units that are numbers, and its slopes, for `as_function`.
 
     Args:
         pairing: The activations, and what stands beside them.
-        first, second: Units of the rows and of the columns.
+        first, second: Units of the rows and of the columns; one object for a layer with itself.
         together: Function that runs independent tasks.
+        moving: Whether the units of the rows, and those of the columns, are differentiated.
     """
+    alone = first is second
+    wanted = pairing.arguments(moving[0], moving[1] and not alone)
     if first.side is None or second.side is None:
         # The program is kept by the activations and the numbers of units: the kernels of a
         # comparison and its norms share it. It makes coefficients and their slopes itself.
-        first, second = (
+        one, two = (
             replace(units.in_trace(units.unit.dtype), side=None) for units in (first, second)
         )
+        cross = pairing.cross(one, two)
+        (values, *slopes), bounds = _in_blocks(pairing, wanted, one, None if alone else two, cross)
+    else:
         cross = pairing.cross(first, second)
-        (values, *slopes), bounds = _in_blocks(pairing, True, first, second, cross)
-        return Kernel(values, *bounds, slopes=tuple(slopes))
-    cross = pairing.cross(first, second)
-    first, second = (_with_tables_of_slopes(pairing, units) for units in (first, second))
-    (values, *slopes), bounds = _in_tiles(pairing, first, second, cross, together, True)
-    return Kernel(values, *bounds, tuple(slopes))
+        one = _with_slopes_of_tables(pairing, first) if moving[0] else first
+        two = second if not moving[1] else one if alone else _with_slopes_of_tables(pairing, second)
+        (values, *slopes), bounds = _in_tiles(pairing, one, two, cross, together, wanted)
+    return Kernel(values, *bounds, slopes=_by_arguments(pairing, wanted, slopes, alone))
+
+
+def _by_arguments(
+    pairing: Pairing, wanted: tuple[int, ...], slopes: Sequence[Real], alone: bool
+) -> tuple[Real | None, ...]:
+    """Slopes by all arguments of a kernel, None by those that do not move.
+
+    Args:
+        pairing: The activations, and what stands beside them.
+        wanted: Numbers of the arguments by which there are slopes.
+        slopes: Slopes by these arguments.
+        alone: Whether the kernel is that of a layer with itself: it is symmetric, so slopes by the
+            units of its columns are those by the units of its rows, transposed.
+    """
+    known = dict(zip(wanted, slopes, strict=True))
+    if alone:
+        known |= {pairing.parameters + n: x.T for n, x in known.items() if n < pairing.parameters}
+    return tuple(known.get(n) for n in range(pairing.slopes))
 
 
 def as_function(kernel: Kernel, pairing: Pairing, first: Expanded, second: Expanded) -> Kernel:
@@ -453,21 +531,15 @@ def as_function(kernel: Kernel, pairing: Pairing, first: Expanded, second: Expan
     return known._replace(values=_given_values(numbers, *sides, pairing.cross(first, second)))
 
 
-def _with_tables_of_slopes(pairing: Pairing, units: Expanded) -> Expanded:
-    """Units with their coefficients and the slopes of these; norms and sizes remain."""
+def _with_slopes_of_tables(pairing: Pairing, units: Expanded) -> Expanded:
+    """Units whose coefficients have slopes, the same object where they have them already."""
     assert units.side is not None
-    tables = np.asarray(_tables_of_slopes(pairing, units.f, units.parameters))
-    return replace(units, side=units.side._replace(tables=tables))
-
-
-@partial(jax.jit, static_argnums=(0, 1))
-def _tables_of_slopes(pairing: Pairing, f: Activation, parameters: tuple[Real, ...]) -> Real:
-    """Coefficients and their slopes; norms, of which nobody asks here, are not compiled."""
-    return pairing.side(f, parameters, True).tables
+    has_slopes = len(units.side.tables) > 1
+    return units if has_slopes else with_side(pairing, units, on_device=False, moving=True)
 
 
 @jax.custom_jvp
-def _given_values(values: tuple[Real, ...], left: Any, right: Any, cross: Any) -> Real:
+def _given_values(values: tuple[Any, ...], left: Any, right: Any, cross: Any) -> Real:
     """The values of a kernel that were computed before, with their slopes."""
     return values[0]
 
@@ -478,14 +550,16 @@ def _given_values_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tu
     return value, _change_along(slopes, *tangents[1:])
 
 
-def _change_along(slopes: Sequence[Real], left: Any, right: Any, cross: Any) -> Real:
+def _change_along(slopes: Sequence[Real | None], left: Any, right: Any, cross: Any) -> Real:
     """The change of a kernel along changes of the parameters of both sides and of cross matrices.
 
     Slopes by parameters of the left units broadcast along rows, those of the right units along
     columns; slopes by cross matrices have an entry for each pair already.
     """
-    changes = [*(x[:, None] for x in left), *(x[None, :] for x in right), *cross]
-    return sum(x * y for x, y in zip(slopes, changes, strict=True))
+    changes = [*((x, (slice(None), None)) for x in left), *((x, None) for x in right)]
+    changes += [(x, ...) for x in cross]
+    terms = [(x, *of) for x, of in zip(slopes, changes, strict=True) if x is not None]
+    return sum(x * by[place] for x, by, place in terms if not isinstance(by, SymbolicZero))
 
 
 def highest_order(f: Activation, mean: Real) -> int:
@@ -524,6 +598,8 @@ def gross_size(f: Activation, mean: Real, deviation: Real, size: Real) -> Real:
 
 def hermite(f: Activation, mean: Real, deviation: Real, order: int) -> tuple[Real, Real]:
     """Coefficients of f and of f', the latter not divided by the deviation, which may vanish."""
+    if library(mean) is np:
+        return with_coefficients_of_slope(f, mean, deviation, order)
     at = partial(coefficients, f, deviation=deviation, order=order)
     return jax.jvp(at, (mean,), (jnp.ones_like(mean),))
 
@@ -541,9 +617,10 @@ def at_rest(c: Real, deviation: Real, slope: Real) -> Real:
         deviation: Standard deviations s of the units' inputs.
         slope: E f'(u) of every unit; infinite or undefined at the jump of a step, which stays 0.
     """
-    known = (deviation == 0) & jnp.isfinite(slope)
+    xp = library(c, slope)
+    known = (deviation == 0) & xp.isfinite(slope)
     # A change of E f'(u) itself is of second order beside a row of zeros.
-    return jnp.asarray(c).at[1].set(jnp.where(known, not_differentiated(slope), c[1]))
+    return xp.concatenate([c[:1], xp.where(known, not_differentiated(slope), c[1])[None], c[2:]])
 
 
 def left_over(f: Activation, c: Real, energy: Real, degree: int = 0) -> Real:
@@ -657,23 +734,23 @@ def _tails(pairing: Pairing, left: Side, right: Side, cross: Cross, turn: Any) -
 
 
 def _series(
-    pairing: Pairing, left: Side, right: Side, cross: Cross, turns: Any, slopes: bool
+    pairing: Pairing, left: Side, right: Side, cross: Cross, turns: Any, wanted: tuple[int, ...]
 ) -> list[Real]:
-    """The series of pairs, and behind it the series of all slopes.
+    """The series of pairs, and behind it the series of slopes.
 
     Args:
         pairing: The activations, and what stands beside them.
         left, right: Units, whose axes broadcast to those of the pairs.
         cross: Matrices over pairs.
         turns: Number of orders in turns, beside order 0.
-        slopes: Whether slopes by the parameters of both sides and by the cross matrices follow.
+        wanted: Numbers of the arguments by which slopes follow.
     """
     # Tables hold the coefficients, and behind them their slopes by each parameter of a unit.
-    kinds = range(1, len(left.tables) if slopes else 1)
-    chosen = [(0, 0), *((kind, 0) for kind in kinds), *((0, kind) for kind in kinds)]
+    n = pairing.parameters
+    chosen = [(0, 0), *((k + 1, 0) if k < n else (0, k - n + 1) for k in wanted if k < 2 * n)]
     tables = [(left.tables[m, a], right.tables[n, b]) for m, n in chosen for a, b in pairing.terms]
     lowest = [int(pairing.centred), *[0] * (len(pairing.terms) - 1)] * len(chosen)
-    if slopes:
+    if wanted:
         # d/drho rho^k = k rho^(k-1).
         xp, count = library(*cross), len(pairing.terms)
         k = xp.arange(1.0, left.tables.shape[2], dtype=cross[0].dtype)
@@ -685,7 +762,7 @@ def _series(
     values = [_weighted(weights, fields)]
     while following := [*islice(sums, len(pairing.terms))]:
         values.append(_weighted(weights, following))
-    if slopes:
+    if wanted:
         # Weights depend on the further cross matrices, by which they are differentiated in turn.
         for by in pairing.slopes_of_weights(cross):
             values.append(_weighted(by, [0 * cross[0], *fields[1:]]))
@@ -731,7 +808,7 @@ def _horner_in_numpy(c: np.ndarray, d: np.ndarray, rho: np.ndarray, lowest: int)
 
 
 def _tile(
-    pairing: Pairing, left: Side, right: Side, cross: Cross, most: Any, slopes: bool
+    pairing: Pairing, left: Side, right: Side, cross: Cross, most: Any, wanted: tuple[int, ...]
 ) -> tuple[list[Real], Real | None, Real]:
     """The series of a tile, which pairs are left over, and the share of the others.
 
@@ -740,7 +817,7 @@ def _tile(
         left, right: Units of the rows and of the columns.
         cross: Matrices over the pairs.
         most: Most turns of the series.
-        slopes: Whether slopes follow the values.
+        wanted: Numbers of the arguments by which slopes follow the values.
 
     Returns:
         Arrays over the pairs; marks, None where no pair is left over; and the bound of what the
@@ -749,9 +826,9 @@ def _tile(
     left, right = left.part(slice(None), None), right.part(None, slice(None))
     if pairing.f.is_polynomial or pairing.g.is_polynomial:  # a finite sum
         none_left = np.zeros((), cross[0].dtype)
-        return _series(pairing, left, right, cross, most, slopes), None, none_left
+        return _series(pairing, left, right, cross, most, wanted), None, none_left
     turns, bound = _turns_enough(pairing, left, right, cross, most)
-    values = _series(pairing, left, right, cross, turns, slopes)
+    values = _series(pairing, left, right, cross, turns, wanted)
     tolerance = _tolerance(cross[0].dtype)
     if not isinstance(bound, jax.Array) and bound <= tolerance:
         return values, None, bound
@@ -768,22 +845,22 @@ def _in_tiles(
     second: Expanded,
     cross: tuple[np.ndarray, ...],
     together: Together,
-    slopes: bool,
+    wanted: tuple[int, ...],
 ) -> tuple[Float[np.ndarray, "count m n"], _Bounds]:
     """The kernel in NumPy, or the kernel and its slopes, and what `Kernel` has besides.
 
     Args:
         pairing: The activations, and what stands beside them.
-        first: Units of the rows; where slopes are wanted, they have tables of slopes.
-        second: Units of the columns.
+        first, second: Units of the rows and of the columns; they have tables of slopes where slopes
+            by their parameters are wanted.
         cross: Matrices over pairs.
         together: Function that runs independent tasks.
-        slopes: Whether slopes by the parameters of both sides and by cross matrices follow.
+        wanted: Numbers of the arguments by which slopes follow.
     """
     assert first.side is not None and second.side is not None
     left, right = first.side, second.side
     rows, columns = cross[0].shape
-    values = np.empty((1 + pairing.slopes if slopes else 1, rows, columns))
+    values = np.empty((1 + len(wanted), rows, columns))
     # One order for all pairs: the series then runs over whole tiles, with no branch for single
     # pairs.
     most = int(_turns_that_pay(pairing, left, right, cross))
@@ -804,7 +881,7 @@ def _in_tiles(
         found = []
         for i, j in (tiles[n] for n in places):
             part = tuple(np.ascontiguousarray(x[i, j]) for x in cross)
-            series, marked, share = _tile(pairing, left.part(i), right.part(j), part, most, slopes)
+            series, marked, share = _tile(pairing, left.part(i), right.part(j), part, most, wanted)
             for place, total in enumerate(series):
                 values[place, i, j] = total
             at = none if marked is None else np.stack(np.nonzero(marked))
@@ -821,14 +898,14 @@ def _in_tiles(
         """As `run` of a thousand single pairs, by the longest series."""
         i, j = some = at[:, start : start + _CHUNK]
         own, other, part = left.part(i), right.part(j), tuple(x[i, j] for x in cross)
-        values[:, i, j] = _series(pairing, own, other, part, _LONG // _TURN, False)
+        values[:, i, j] = _series(pairing, own, other, part, _LONG // _TURN, ())
         tails = _tails(pairing, own, other, part, -1) * _powers(abs(part[0]), _LONG + 1)
         is_left = tails > _tolerance(float)
         return some[:, is_left], float(tails[~is_left].max(initial=0.0))
 
     # Pairs that are left over try the longest series first, where coefficients of so many orders
     # exist.
-    if not slopes and min(x.tables.shape[2] for x in (left, right)) > _LONG:
+    if not wanted and min(x.tables.shape[2] for x in (left, right)) > _LONG:
         starts = range(0, at.shape[1], _CHUNK)
         found = together([partial(by_long_series, start) for start in starts])
         at = np.concatenate([none, *(one[0] for one in found)], 1)
@@ -837,7 +914,7 @@ def _in_tiles(
     # What still is left takes closed forms or integrals.
     def alone(start: int) -> None:
         i, j = at[:, start : start + _CHUNK]
-        values[:, i, j] = _alone_at(pairing, first, second, cross, i, j, slopes)
+        values[:, i, j] = _alone_at(pairing, first, second, cross, i, j, wanted)
         if pairing.centred:
             a, b = pairing.terms[0]
             values[0, i, j] -= left.tables[0, a, 0, i] * right.tables[0, b, 0, j]
@@ -847,36 +924,55 @@ def _in_tiles(
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _values(pairing: Pairing, first: Expanded, second: Expanded, cross: Cross) -> tuple[Real, ...]:
+def _values(
+    pairing: Pairing, first: Expanded, second: Expanded | None, cross: Cross
+) -> tuple[Real, ...]:
     """The kernel in JAX, with its bounds; slopes make themselves once they are asked for."""
-    values, bounds = _in_blocks(pairing, False, first, second, cross)
+    values, bounds = _in_blocks(pairing, (), first, second, cross)
     return values[0], *bounds
 
 
-@_values.defjvp
+@partial(_values.defjvp, symbolic_zeros=True)
 def _values_jvp(
     pairing: Pairing, primals: tuple[Any, ...], tangents: tuple[Any, ...]
 ) -> tuple[tuple[Real, ...], tuple[Real, ...]]:
-    (value, *slopes), bounds = _in_blocks(pairing, True, *primals)
     first, second, cross = tangents
-    change = _change_along(slopes, first.parameters, second.parameters, cross)
+    alone, n = second is None, pairing.parameters
+    changes = first.parameters, (first if alone else second).parameters
+    moving = [not isinstance(x, SymbolicZero) for x in (*changes[0], *changes[1])]
+    wanted = (k for k in range(n if alone else 2 * n) if moving[k])
+    wanted = (*wanted, *range(2 * n, pairing.slopes))
+    (value, *slopes), bounds = _in_blocks(pairing, wanted, *primals)
+    change = _change_along(_by_arguments(pairing, wanted, slopes, alone), *changes, cross)
     return (value, *bounds), (change, *map(jnp.zeros_like, bounds))
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _in_blocks(
-    pairing: Pairing, slopes: bool, first: Expanded, second: Expanded, cross: Cross
+    pairing: Pairing,
+    wanted: tuple[int, ...],
+    first: Expanded,
+    second: Expanded | None,
+    cross: Cross,
 ) -> tuple[tuple[Real, ...], _Bounds]:
     """The kernel in JAX, or the kernel and its slopes, and what `Kernel` has besides.
 
     Args:
         pairing: The activations, and what stands beside them.
-        slopes: Whether slopes by the parameters of both sides and by cross matrices follow.
-        first, second: Units of the rows and of the columns.
+        wanted: Numbers of the arguments by which slopes follow.
+        first, second: Units of the rows and of the columns, None for those of the rows.
         cross: Matrices over pairs.
     """
     rows, columns = cross[0].shape
-    left, right = (pairing.side(units.f, units.parameters, slopes) for units in (first, second))
+    n = pairing.parameters
+
+    def side(units: Expanded, arguments: range) -> Side:
+        tables = pairing.tables(units.f, units.parameters, any(k in arguments for k in wanted))
+        return pairing.side(units.f, units.parameters, tables)
+
+    left = side(first, range(n))
+    right = left if second is None else side(second, range(n, 2 * n))
+    others = second or first
     most = _turns_that_pay(pairing, left, right, cross)
     # Even blocks of at most `_BLOCK` numbers in every array: the number of blocks, rounded up, and
     # then the rows of each.
@@ -893,15 +989,15 @@ def _in_blocks(
         return jnp.moveaxis(x.reshape(*x.shape[:axis], count, block, *x.shape[axis + 1 :]), axis, 0)
 
     def values_of(part: tuple[Side, Cross, Real]) -> tuple[Real, Real]:
-        side, across, unit = part
-        series, marked, share = _tile(pairing, side, right, across, most, slopes)
+        own, across, unit = part
+        series, marked, share = _tile(pairing, own, right, across, most, wanted)
         values = jnp.stack(series)
         if marked is None:
             return values, share
 
         def alone(i: Array, j: Array) -> Real:
-            units = replace(first, parameters=side.parameters, unit=unit)
-            return _alone_at(pairing, units, second, across, i, j, slopes)
+            units = replace(first, parameters=own.parameters, unit=unit)
+            return _alone_at(pairing, units, others, across, i, j, wanted)
 
         return _replaced(values, marked, alone), share
 
@@ -988,27 +1084,33 @@ def _gaps(rho: Real, unit: Real, other_unit: Real) -> tuple[Real, Real]:
 
 
 def _alone_at(
-    pairing: Pairing, first: Expanded, second: Expanded, cross: Cross, i: Any, j: Any, slopes: bool
+    pairing: Pairing,
+    first: Expanded,
+    second: Expanded,
+    cross: Cross,
+    i: Any,
+    j: Any,
+    wanted: tuple[int, ...],
 ) -> Real:
-    """The kernel of single pairs without a series, and behind it all slopes.
+    """The kernel of single pairs without a series, and behind it slopes.
 
     Args:
         pairing: The activations, and what stands beside them.
         first, second: Units of the rows and of the columns.
         cross: Matrices over pairs.
         i, j: Rows and columns of the pairs.
-        slopes: Whether slopes by the parameters of both sides and by cross matrices follow.
+        wanted: Numbers of the arguments by which slopes follow.
     """
     rho, gap = _gaps(cross[0][i, j], first.unit[i], second.unit[j])
     left, right = tuple(x[i] for x in first.parameters), tuple(x[j] for x in second.parameters)
     pairs = left, right, rho, tuple(x[i, j] for x in cross[1:])
-    if not slopes:
+    if not wanted:
         return _alone(pairing, pairs, gap)[None]
     slopes_of: Any = _slopes_in_jax
     if library(rho) is np:
         smooth = all(pairing.smooth_enough(f) for f in (pairing.f, pairing.g))
         slopes_of = _slopes_in_numpy if smooth else _slopes_by_program
-    return slopes_of(pairing, pairs, gap)
+    return slopes_of(pairing, pairs, gap, wanted)
 
 
 def _alone(pairing: Pairing, pairs: _Pairs, gap: Real) -> Real:
@@ -1021,8 +1123,10 @@ def _alone(pairing: Pairing, pairs: _Pairs, gap: Real) -> Real:
     return sum((weight * expected for weight, expected in terms), 0 * rho)
 
 
-def _slopes_in_numpy(pairing: Pairing, pairs: _Pairs, gap: np.ndarray) -> list[Any]:
-    """The kernel of single pairs, and behind it its slopes by all arguments, in NumPy."""
+def _slopes_in_numpy(
+    pairing: Pairing, pairs: _Pairs, gap: np.ndarray, wanted: tuple[int, ...]
+) -> list[Any]:
+    """The kernel of single pairs, and behind it its slopes by some arguments, in NumPy."""
     weights = pairing.alone(*pairs)
     left, right, rho, _ = pairs
     law = *left[:2], *right[:2], rho, gap
@@ -1032,11 +1136,11 @@ def _slopes_in_numpy(pairing: Pairing, pairs: _Pairs, gap: np.ndarray) -> list[A
     # The places of m, s, n, t and rho among the arguments.
     of_law = {0: 0, 1: 1, len(left): 2, len(left) + 1: 3, len(left) + len(right): 4}
     slopes = []
-    for place, argument in enumerate(arguments):
+    for place in wanted:
         # Weights are polynomials in all arguments, so that the imaginary part after a small
         # imaginary step is their slope, to the last digit.
         moved = [*arguments]
-        moved[place] = argument + 1j * _STEP
+        moved[place] = arguments[place] + 1j * _STEP
         changed = pairing.alone(*jax.tree.unflatten(tree, moved))
         terms = (
             (np.imag(w) / _STEP, expected[x]) for x, w in changed.items() if np.iscomplexobj(w)
@@ -1049,7 +1153,9 @@ def _slopes_in_numpy(pairing: Pairing, pairs: _Pairs, gap: np.ndarray) -> list[A
     return [sum((w * expected[order] for order, w in weights.items()), 0 * rho), *slopes]
 
 
-def _slopes_by_program(pairing: Pairing, pairs: _Pairs, gap: np.ndarray) -> list[Any]:
+def _slopes_by_program(
+    pairing: Pairing, pairs: _Pairs, gap: np.ndarray, wanted: tuple[int, ...]
+) -> list[Any]:
     """As `_slopes_in_numpy`, by a compiled program for the slope along one argument."""
     count = len(gap)
     # Two lengths, each of which is compiled once.
@@ -1057,14 +1163,14 @@ def _slopes_by_program(pairing: Pairing, pairs: _Pairs, gap: np.ndarray) -> list
     padded = jax.tree.map(lambda x: np.pad(x, filled, "edge"), (pairs, gap))
     slopes = [
         np.asarray(_compiled_slope(pairing, *padded, direction))[:count]
-        for direction in np.eye(len(jax.tree.leaves(pairs)))
+        for direction in np.eye(len(jax.tree.leaves(pairs)))[[*wanted]]
     ]
     return [_alone(pairing, pairs, gap), *slopes]
 
 
-def _slopes_in_jax(pairing: Pairing, pairs: _Pairs, gap: Real) -> Real:
+def _slopes_in_jax(pairing: Pairing, pairs: _Pairs, gap: Real, wanted: tuple[int, ...]) -> Real:
     """As `_slopes_in_numpy`, in JAX."""
-    directions = jnp.eye(len(jax.tree.leaves(pairs)), dtype=gap.dtype)
+    directions = jnp.eye(len(jax.tree.leaves(pairs)), dtype=gap.dtype)[np.array(wanted)]
     every = jax.vmap(partial(_slope_in_jax, pairing, pairs, gap))(directions)
     return jnp.concatenate([_alone(pairing, pairs, gap)[None], every])
 
@@ -1106,13 +1212,16 @@ class GatedInputs(NamedTuple):
     up: NormalInputs
 
 
-def gated_expanded(f: str | Activation, units: GatedInputs, on_device: bool = False) -> Expanded:
+def gated_expanded(
+    f: str | Activation, units: GatedInputs, on_device: bool = False, moving: bool = False
+) -> Expanded:
     """Gated units with their coefficients, as `expanded` makes plain ones.
 
     Args:
         f: Activation of the gates, or its name.
         units: Inputs of the units.
         on_device: Whether kernels of units that are numbers are made on JAX's device.
+        moving: Whether kernels will have slopes by the parameters of the units.
 
     Raises:
         ModelError: The activation is unknown.
@@ -1120,7 +1229,8 @@ def gated_expanded(f: str | Activation, units: GatedInputs, on_device: bool = Fa
     """
     f = check_gate(activation(f))
     parameters, unit, e = _split(units)
-    return with_side(GatedPairing(f, f), Expanded(f, parameters, unit, e, None), on_device)
+    made = Expanded(f, parameters, unit, e, None)
+    return with_side(GatedPairing(f, f), made, on_device, moving)
 
 
 def gated_moments(
@@ -1188,7 +1298,7 @@ def _split(units: GatedInputs) -> tuple[tuple[Real, ...], Real, Real]:
 class GatedPairing(Pairing):
     """Fields c, p, q, d of either side, joined by rho, g12, g21 and eps."""
 
-    slopes = 14
+    parameters, slopes = 5, 14
     # Fields in the order of the lemma: phi phi', f dphi', dphi f', f f' and df df', where 0 is c, 1
     # is p, 2 is q and 3 is d.
     terms = ((1, 1), (0, 2), (2, 0), (0, 0), (3, 3))
@@ -1207,44 +1317,46 @@ class GatedPairing(Pairing):
         products = ((e, other_unit), (unit, other_e), (e, other_e))
         return correlations(unit, other_unit), *(product_of_rows(*both) for both in products)
 
-    def side(self, f: Activation, parameters: tuple[Real, ...], slopes: bool) -> Side:
-        """Fields c, p, q, d, and their slopes by the parameters."""
-        mean, deviation, shift, slope, spread = parameters
-        highest = highest_order(f, mean)
-        # Multiplying by z and differentiating each need one order beyond the result, derivatives by
-        # the parameters further ones.
+    def tables(self, f: Activation, parameters: tuple[Real, ...], slopes: bool) -> Tables:
+        """Fields c, p, q, d, and their slopes by the parameters if asked."""
+        mean, deviation, shift, slope, _ = parameters
+        xp, highest = library(mean), ORDER if slopes else highest_order(f, mean)
+        # Multiplying by z and differentiating each need one order beyond the result.
         order = highest + 4
+        k = xp.sqrt(xp.arange(1, order + 1, dtype=mean.dtype))[:, None]
 
-        def fields(
-            mean: Real, deviation: Real, shift: Real, slope: Real, _: Real, moving: bool = slopes
-        ) -> Real:
-            c = coefficients(f, mean, deviation, order)
-            if moving:
-                c = at_rest(c, deviation, average(f, mean, deviation, 1))
-            p = shift * c + slope * times_z(c)
-            # integration by parts: coefficient k of the derivative is sqrt(k + 1) times the next
-            xp = library(c)
-            k = xp.sqrt(xp.arange(1, order + 1, dtype=c.dtype))[:, None]
-            fields = c[:-1], p[:-1], k * p[1:], k * c[1:]
-            return xp.stack([x[: highest + 1] for x in fields])
+        def fields(c: Real, p: Real) -> Real:
+            # Integration by parts: coefficient k of the derivative is sqrt(k + 1) times the next.
+            return xp.stack([x[: highest + 1] for x in (c[:-1], p[:-1], k * p[1:], k * c[1:])])
 
-        kinds = [fields(*parameters)]
-        if slopes:
-            for i in range(len(parameters)):
-                tangents = tuple(jnp.full_like(x, i == j) for j, x in enumerate(parameters))
-                kinds.append(jax.jvp(fields, parameters, tangents)[1])
+        def of(c: Real) -> Real:
+            return fields(c, shift * c + slope * times_z(c))
 
-        def squares(value: Real, by_z: Real, z: Real) -> list[Real]:
+        if not slopes:
+            known = of(coefficients(f, mean, deviation, order))
+            return Tables(known[None], known)
+        plain, by_mean = hermite(f, mean, deviation, order)
+        c, by_deviation = at_rest(plain, deviation, by_mean[0]), times_z(by_mean)
+        kinds = [of(c), of(by_mean), of(at_rest(by_deviation, deviation, 0 * by_mean[0]))]
+        # By shift and slope only phi changes, and nothing by the deviation of e.
+        kinds += [fields(0 * c, c), fields(0 * c, times_z(c)), 0 * kinds[0]]
+        return Tables(xp.stack(kinds), of(plain))
+
+    def side(self, f: Activation, parameters: tuple[Real, ...], tables: Tables) -> Side:
+        """Fields of the units of one layer, and their norms."""
+        mean, deviation, shift, slope, spread = parameters
+
+        def squares(at: Callable[[int], Real], z: Real) -> list[Real]:
             # The integrands are f^2, phi^2, (dphi/dz)^2 and (df/dz)^2, in the order of the fields.
             factor = shift + slope * z
+            value, by_z = at(0), deviation * at(1)
             return [value**2, (value * factor) ** 2, (by_z * factor + slope * value) ** 2, by_z**2]
 
         xp = library(mean)
-        known = fields(*parameters, moving=False) if slopes else kinds[0]
         squared_norms = norms(f, mean, deviation, squares)
         rests = [
             left_over(f, c, energy, int(i == 1))
-            for i, (c, energy) in enumerate(zip(known, squared_norms, strict=True))
+            for i, (c, energy) in enumerate(zip(tables.known, squared_norms, strict=True))
         ]
         # E (f w)^2 = E phi^2 + E e^2 E f^2.
         plain, whole, *_ = squared_norms
@@ -1254,7 +1366,7 @@ class GatedPairing(Pairing):
             # A wave is as large as its derivatives, which the lemma multiplies by deviations.
             factors = factors * (1 + deviation)
         gross = xp.maximum(size, factors * gross_size(f, mean, deviation, xp.sqrt(plain)))
-        return Side(parameters, xp.stack(kinds), relative(xp.stack(rests), gross), size, gross)
+        return Side(parameters, tables.kinds, relative(xp.stack(rests), gross), size, gross)
 
     @property
     def ends_as_a_root(self) -> bool:

@@ -338,6 +338,7 @@ def _one_integral(part: Part, closed: ClosedPart, orders: Orders, *law: Real) ->
     xp, dtype = library(rho), rho.dtype
     tiny, eps = smallest(dtype), float(xp.finfo(dtype).eps)
     nodes, weights = (xp.asarray(x, dtype) for x in (NODES, WEIGHTS))
+    of_part, of_closed = (sorted({order[n] for order in orders}) for n in (0, 1))
     # Where the part is alive. Panels are no longer than 2, on which 20 nodes integrate the density
     # to rounding, and no longer than the strip of the part allows.
     low, high = span(part, m, s, _REACH)
@@ -361,37 +362,34 @@ def _one_integral(part: Part, closed: ClosedPart, orders: Orders, *law: Real) ->
     # Only the check that the sum would end; the number itself is not used.
     if xp is np:
         nodes_of(part, (high - low) / longest)
+    # One panel to the left and one to the right of what has been integrated so far, along the first
+    # axis of edges and ends.
     start = xp.clip(centre, low, high)
+    ends, signs = xp.stack([low, high]), xp.asarray([[-1.0], [1.0]], dtype)
 
-    def panel(edge: Real, end: Real, sign: float) -> tuple[Real, Real]:
+    def body(state: tuple[Real, Real]) -> tuple[Real, Real]:
+        edges, total = state
         # A panel ends at the end of the interval at the latest; at the end its length is zero.
-        length = xp.minimum(longest, 2 * xp.maximum(width, xp.abs(edge - centre)))
-        length = xp.minimum(length, sign * (end - edge))
-        z = edge[:, None] + sign * length[:, None] * nodes
+        length = xp.minimum(longest, 2 * xp.maximum(width, xp.abs(edges - centre)))
+        length = xp.minimum(length, signs * (ends - edges))
+        z = edges[..., None] + (signs * length)[..., None] * nodes
         # Every order of either function once, for all pairs of orders.
         mean, weighted = n[:, None] + slope[:, None] * z, weights * density(z)
-        inner = {j: closed.mean(mean, left_over[:, None] + 0 * mean, j) for _, j in orders}
-        outer = {i: weighted * part(m[:, None] + s[:, None] * z, i) for i, _ in orders}
-        sums = xp.stack([xp.sum(outer[i] * inner[j], 1) for i, j in orders])
-        return edge + sign * length, length * sums
+        inner = {j: closed.mean(mean, left_over[:, None] + 0 * mean, j) for j in of_closed}
+        outer = {i: weighted * part(m[:, None] + s[:, None] * z, i) for i in of_part}
+        sums = xp.stack([xp.sum(outer[i] * inner[j], -1) for i, j in orders])
+        return edges + signs * length, total + xp.sum(length * sums, 1)
 
-    # One panel to the left and one to the right of what has been integrated so far.
-    def body(state: tuple[Real, Real, Real]) -> tuple[Real, Real, Real]:
-        left, right, total = state
-        left, first = panel(left, low, -1.0)
-        right, second = panel(right, high, 1.0)
-        return left, right, total + first + second
+    def unfinished(state: tuple[Real, Real]) -> Real:
+        return xp.any(signs * (ends - state[0]) > 0)
 
-    def unfinished(state: tuple[Real, Real, Real]) -> Real:
-        return xp.any((state[0] > low) | (state[1] < high))
-
-    state = start, start, xp.zeros((len(orders), 1), dtype) * rho
+    state = xp.stack([start, start]), xp.zeros((len(orders), 1), dtype) * rho
     if xp is np:
         while unfinished(state):
             state = body(state)
     else:
         state = jax.lax.while_loop(unfinished, body, state)
-    return list(state[2])
+    return list(state[1])
 
 
 def _two_integrals(a, b, orders, m, s, n, t, rho, gap):

@@ -283,7 +283,9 @@ def kernels_at_numbers(
     check_differentiable(models)
     metric = request.metric
     prepared = [
-        under(model, metric, KERNEL_DTYPE) if n in moving else prepared_under(model, metric)
+        under(model, metric, KERNEL_DTYPE, moving=True)
+        if n in moving
+        else prepared_under(model, metric)
         for n, model in enumerate(models)
     ]
     kernels, products, taken = {}, {}, 0
@@ -299,7 +301,8 @@ def kernels_at_numbers(
         taken += sum(itertools.starmap(slope_bytes, both))
         _check_slopes(taken, one, two, request.budget)
         if session().tier != "compile":
-            kernels[m, n] = tuple(itertools.starmap(blocks_at_numbers, both))
+            moves = m in moving, n in moving
+            kernels[m, n] = tuple(blocks_at_numbers(*pair, moves) for pair in both)
     fixed = {n: one for n, one in enumerate(prepared) if n not in moving}
     # Constants in float64 beside the trace give it no further digits.
     fixed = jax.tree.map(lambda array: np.asarray(array, request.dtype), fixed)

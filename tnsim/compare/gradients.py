@@ -302,7 +302,7 @@ def number_and_pullback(
         elif session().tier == "compile":
             given = _given_models(models, which, request)
         else:
-            return _along_plans(comparison, models, request, moving)
+            return _along_plans(comparison, models, request, moving, moves)
         return _in_one_program(comparison, moves.places, moving, given)
 
 
@@ -412,10 +412,14 @@ class _Run(NamedTuple):
 
 
 def _along_plans(
-    comparison: Comparison, models: Sequence[Model], request: Request, moving: Weights
+    comparison: Comparison,
+    models: Sequence[Model],
+    request: Request,
+    moving: Weights,
+    moves: Moves,
 ) -> tuple[tuple[Any, Any], Callable[[], Weights]]:
     """The number of plans, and its gradient."""
-    form, moves = comparison.form, comparison.moves(moving)
+    form = comparison.form
     unit = units_of_inputs(models, request.metric)
     units = in_units_of_inputs(models, request.metric, unit)
     request = request._replace(metric=units.metric)

@@ -163,7 +163,13 @@ class Inner(NamedTuple):
 
 
 def prepared(
-    units: HiddenUnits, mean: Any, root: Any, d_in: int, dtype: str, on_host: bool = False
+    units: HiddenUnits,
+    mean: Any,
+    root: Any,
+    d_in: int,
+    dtype: str,
+    on_host: bool = False,
+    moving: bool = False,
 ) -> Prepared:
     """A model under x = mean + L z, in arrays of NumPy, or of JAX inside a trace.
 
@@ -177,6 +183,7 @@ def prepared(
         d_in: Number of coordinates of the input.
         dtype: Type of the arrays.
         on_host: Whether kernels are made in NumPy, also where there is an accelerator.
+        moving: Whether kernels will have slopes by the parameters of the hidden units.
     """
     traced = is_traced((units[1:], mean, root))
     xp = jnp if traced else np
@@ -212,9 +219,9 @@ def prepared(
     hidden = Moments(*(product(down, moment) for moment in moments(units.activation, gate, up)))
     on_device = not (traced or on_host or len(gate.mean) <= _NARROW or backend() == "cpu")
     known = (
-        expanded(units.activation, gate, on_device)
+        expanded(units.activation, gate, on_device, moving)
         if up is None
-        else gated_expanded(units.activation, GatedInputs(gate, up), on_device)
+        else gated_expanded(units.activation, GatedInputs(gate, up), on_device, moving)
     )
     return Prepared(units.activation, gate, up, down, hidden, beside, units.copies, known)
 
@@ -420,13 +427,14 @@ def kernel_blocks(
         yield between(*units, _at_once)
 
 
-def blocks_at_numbers(a: Prepared, b: Prepared) -> Blocks:
+def blocks_at_numbers(a: Prepared, b: Prepared, moving: tuple[bool, bool]) -> Blocks:
     """The kernel of all hidden units of two models that are numbers, with its slopes.
 
     Args:
         a, b: Models under the same input.
+        moving: Whether each of them is differentiated.
     """
-    return tuple(with_slopes(*both, _at_once) for both in _units_of_blocks(a, b))
+    return tuple(with_slopes(*both, _at_once, moving) for both in _units_of_blocks(a, b))
 
 
 def slope_bytes(a: Prepared, b: Prepared) -> int:
@@ -549,7 +557,11 @@ def products_of_parts(a: ToldApart, b: ToldApart) -> Float[np.ndarray, "parts ot
 
 
 def under(
-    model: Model, metric: Metric, dtype: str, roots: Sequence[Any] | None = None
+    model: Model,
+    metric: Metric,
+    dtype: str,
+    roots: Sequence[Any] | None = None,
+    moving: bool = False,
 ) -> PreparedModel:
     """A model under a Gaussian metric, at every distinct position.
 
@@ -559,6 +571,7 @@ def under(
         dtype: Type of the arrays; of several segments float64.
         roots: Roots of the covariances of a single segment's input, see `roots_of`; None where
             they are to be made of the metric.
+        moving: Whether kernels of a single segment will have slopes by its weights.
 
     Example:
         The mean of relu(z) is 0.3989; the state is stored in the unit 2.
@@ -572,7 +585,7 @@ def under(
     reading = model.d_in, model.n_ctx
     first, *later = segments(model)
     if not later:
-        return units_under(first, metric, reading, dtype, roots=roots)
+        return units_under(first, metric, reading, dtype, roots=roots, moving=moving)
     chain, exponents = [], []
     for units in (first, *later):
         if chain:
@@ -593,6 +606,7 @@ def units_under(
     dtype: str,
     on_host: bool = False,
     roots: Sequence[Any] | None = None,
+    moving: bool = False,
 ) -> PreparedModel:
     """A function of hidden units under a Gaussian metric, at every distinct position.
 
@@ -602,7 +616,7 @@ def units_under(
         reading: Coordinates and positions of the input, None for vectors.
         dtype: Type of the arrays.
         on_host: Whether kernels are made in NumPy, also where there is an accelerator.
-        roots: Roots of the covariances, see `under`.
+        roots, moving: Arguments of `under`.
     """
     d_in, n_ctx = reading
     units, exponent = _in_range(units)
@@ -610,7 +624,7 @@ def units_under(
     roots = roots_of(metric, reading) if roots is None else roots
     # Positions with the same marginal are computed once and counted.
     for (count, mean, _), root in zip(marginals(metric, d_in, n_ctx), roots, strict=True):
-        chains.append(Chain(prepared(units, mean, root, d_in, dtype, on_host)))
+        chains.append(Chain(prepared(units, mean, root, d_in, dtype, on_host, moving)))
         counts.append(count)
     return PreparedModel(tuple(chains), tuple(counts), exponent)
 
