@@ -17,7 +17,16 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import numpy as np
 
 from tnsim.checkpoints.norms import Normed
-from tnsim.errors import ModelError, TooLarge, first_few, in_one_line, require
+from tnsim.errors import (
+    ON_INPUTS,
+    ModelError,
+    TooLarge,
+    UnsupportedLayer,
+    cause,
+    first_few,
+    in_one_line,
+    require,
+)
 from tnsim.models.arrays import detached, host_array
 from tnsim.models.functions import array_of, batch_of_inputs, check_one_input, run_module, tensor_of
 from tnsim.options import checked
@@ -131,6 +140,9 @@ def copy_of(module: Any) -> Any:
     Args:
         module: A module of PyTorch, or what a package wraps one in.
 
+    Raises:
+        UnsupportedLayer: Python cannot copy what the module holds.
+
     Example:
         >>> import torch
         >>> from torch.nn.utils import prune
@@ -144,7 +156,11 @@ def copy_of(module: Any) -> Any:
         for kept in _leaves(vars(child)):
             if isinstance(kept, torch.Tensor) and not kept.is_leaf:
                 known[id(kept)] = kept.detach().clone()
-    return copy.deepcopy(module, known)
+    try:
+        return copy.deepcopy(module, known)
+    except Exception as error:  # of locks and open files, of sparse weights, of code of a user
+        said = f"the module cannot be copied: {cause(error)}"
+        raise UnsupportedLayer(f"{said}. {ON_INPUTS}") from error
 
 
 def _leaves(value: Any) -> Iterator[Any]:
