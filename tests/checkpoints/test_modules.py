@@ -106,6 +106,31 @@ def test_weights_at_their_start_do_not_mislead(rng):
     assert not np.any(model(rng.normal(size=(5, 6)))) and module.alpha.dtype == torch.float32
 
 
+def test_threads_read_one_after_another():
+    """One that began within the reading of another left its default type behind, float64."""
+    inside, done = threading.Event(), threading.Event()
+
+    def waiting(m, x):
+        inside.set()
+        done.wait(5)
+        return m.a(x)
+
+    def starting(m, x):
+        if not threads:
+            threads.append(threading.Thread(target=tnsim.from_module, args=(other,)))
+            threads[0].start()
+            inside.wait(0.2)
+        return m.a(x)
+
+    threads = []
+    other, net = (Module(forward, a=nn.Linear(3, 2)) for forward in (waiting, starting))
+    before = torch.get_default_dtype()
+    tnsim.from_module(net)
+    done.set()
+    threads[0].join()
+    assert torch.get_default_dtype() is before
+
+
 def test_an_example_of_zeros_tells_attention_by_its_shape(rng):
     (module,), x = SEQUENCES["two heads"].modules(), rng.normal(size=(3, 5, 2))
     model = tnsim.from_module(module, inputs=torch.zeros(1, 5, 2))
@@ -269,6 +294,12 @@ def means():
     return Module(lambda m, x: x.mean(-1, keepdim=True) * m.weight.sum(), weight=(3, 5))
 
 
+class Rounded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.round()
+
+
 def locked():
     """A layer that holds what belongs to this process."""
     module = nn.Linear(3, 4)
@@ -312,6 +343,10 @@ REFUSED = {
     "weights that the first call draws": (
         lambda: nn.Sequential(nn.Linear(3, 4), nn.LazyLinear(5)),
         r"1 \(LazyLinear\) has no weights yet, .*: call the module on an input, net\(x\)",
+    ),
+    "a function with a gradient of its own": (
+        lambda: Module(lambda m, x: m.a(Rounded.apply(x)), a=nn.Linear(3, 4)),
+        r"calls an autograd\.Function, through which PyTorch does not trace",
     ),
     "what Python does not copy": (
         locked,

@@ -190,7 +190,7 @@ def test_functions_that_draw_random_numbers_are_refused(rng):
         with refused(r"draws random numbers, .*: call module.eval\(\)"):
             # Enough inputs that one of them is dropped.
             similarity(deep.train(), net, tnsim.Empirical(rng.normal(size=(20_000, 3))))
-        assert_close(float(similarity(deep.eval(), net, tnsim.Empirical(x))), 1.0, scale=1.0)
+        assert_close(similarity(deep.eval(), net, tnsim.Empirical(x)).item(), 1.0, scale=1.0)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "complex64"])

@@ -508,8 +508,7 @@ def recognised(
     double.eval()
     if output is not None:
         double.register_forward_hook(lambda _, given, outputs: array_of(outputs, output))
-    # Compiled code of blocks reads addresses, which the inputs of a trace do not have.
-    with torch.compiler.set_stance("force_eager"), torch.no_grad(), own_defaults(module):
+    with torch.no_grad(), own_defaults(module):
         try:
             example = example_inputs(double, inputs, n_ctx, width)
         except ModelError:

@@ -318,7 +318,7 @@ def states_of_generators() -> list[Any]:
     if torch is not None:
         found = [torch.get_rng_state()]
         found += torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-        states += [one.numpy().tobytes() for one in found]
+        states += [one.tolist() for one in found]  # also inside torch.func, where NumPy has none
     return states
 
 
