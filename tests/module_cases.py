@@ -819,6 +819,7 @@ ALWAYS_READ = {
     "a tied autoencoder": Case(
         _two(lambda m, x: functional.linear(functional.relu(m.a(x)), m.a.weight.T))
     ),
+    "detached on the way": Case(_two(lambda m, x: m.b(functional.relu(m.a(x))).detach())),
     "detached weights": Case(
         _two(lambda m, x: functional.relu(x @ m.a.weight.detach().T) @ m.b.weight.data.T)
     ),

@@ -632,6 +632,62 @@ def test_refusals_on_inputs(case):
         )
 
 
+def _without_gradients(m, x):
+    with torch.no_grad():
+        hidden = m.a(x) ** 2
+    return m.b(hidden)
+
+
+class _Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, slope):
+        return -slope
+
+
+GRADIENTS_OF_THEIR_OWN = {  # by what the gradient of either map is multiplied
+    "no_grad": (_without_gradients, 0, 1),
+    "detached": (lambda m, x: m.b((m.a(x) ** 2).detach()), 0, 1),
+    "detached on one of two paths": (
+        lambda m, x: 0.75 * m.b(m.a(x) ** 2).detach() + 0.25 * m.b(m.a(x).detach() ** 2),
+        0,
+        0.25,
+    ),
+    "the numbers of a weight": (lambda m, x: (m.a(x) ** 2) @ m.b.weight.data.T + m.b.bias, 1, 0),
+    "reversed": (lambda m, x: m.b(_Reversed.apply(m.a(x) ** 2)), -1, 1),
+}
+
+
+@pytest.mark.sampled(quick=2)
+@pytest.mark.parametrize("case", GRADIENTS_OF_THEIR_OWN)
+def test_code_that_keeps_gradients_from_weights_is_followed(case):
+    """What flowed into a part that a forward pass detaches was trained, and nothing told."""
+    forward, *factors = GRADIENTS_OF_THEIR_OWN[case]
+    torch.manual_seed(0)
+    a, b = nn.Linear(3, 4).double(), nn.Linear(4, 2).double()
+    plain = Module(lambda m, x: m.b(m.a(x) ** 2), a=a, b=b)
+    net, goal = Module(forward, a=a, b=b), tnsim.from_module(nn.Linear(3, 2))
+    for one in (plain, net):
+        tnsim.torch.similarity(one, goal, tnsim.Gaussian(samples=2**11)).backward()
+    for name, factor in zip("ab", factors, strict=True):
+        slope, own = (getattr(one, name).weight.grad for one in (plain, net))
+        own = torch.zeros_like(slope) if own is None else own
+        size = slope.abs().max().item()
+        limit = "samples of the estimate"
+        assert_close(own.numpy(), factor * slope.numpy(), scale=size, rtol=0.05, limited_by=limit)
+    own = r"\.weight has another gradient .* requires_grad_\(False\)|calls an autograd\.Function"
+    with refused(own, tnsim.UnsupportedLayer):
+        tnsim.torch.from_module(net)
+    for name, factor in zip("ab", factors, strict=True):
+        getattr(net, name).requires_grad_(factor == 1)
+    if case in ("no_grad", "detached"):  # what is kept from gradients is no weight that trains
+        value = tnsim.torch.similarity(net, goal)
+        assert_close(value.item(), float(tnsim.similarity(plain, goal)), scale=1.0)
+
+
 @pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("metric", [tnsim.Symmetric(), tnsim.Product(([-1.0], [1.0]))])
 def test_modules_that_are_no_models_need_inputs(metric):

@@ -1,6 +1,7 @@
 """`from_module`: modules made by PyTorch itself, compared with their own forward passes; what it refuses, by name."""
 
 import copy
+import threading
 import warnings
 
 import numpy as np
@@ -103,6 +104,31 @@ def test_weights_at_their_start_do_not_mislead(rng):
     model = tnsim.from_module(module)
     assert [type(layer).__name__ for layer in model.layers].count("Residual") == 3
     assert not np.any(model(rng.normal(size=(5, 6)))) and module.alpha.dtype == torch.float32
+
+
+def test_threads_read_one_after_another():
+    """One that began within the reading of another left its default type behind, float64."""
+    inside, done = threading.Event(), threading.Event()
+
+    def waiting(m, x):
+        inside.set()
+        done.wait(5)
+        return m.a(x)
+
+    def starting(m, x):
+        if not threads:
+            threads.append(threading.Thread(target=tnsim.from_module, args=(other,)))
+            threads[0].start()
+            inside.wait(0.2)
+        return m.a(x)
+
+    threads = []
+    other, net = (Module(forward, a=nn.Linear(3, 2)) for forward in (waiting, starting))
+    before = torch.get_default_dtype()
+    tnsim.from_module(net)
+    done.set()
+    threads[0].join()
+    assert torch.get_default_dtype() is before
 
 
 def test_an_example_of_zeros_tells_attention_by_its_shape(rng):
@@ -268,6 +294,19 @@ def means():
     return Module(lambda m, x: x.mean(-1, keepdim=True) * m.weight.sum(), weight=(3, 5))
 
 
+class Rounded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.round()
+
+
+def locked():
+    """A layer that holds what belongs to this process."""
+    module = nn.Linear(3, 4)
+    module.lock = threading.Lock()
+    return module
+
+
 REFUSED = {
     "activations": (
         lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2), nn.Softmax(-1)),
@@ -284,6 +323,34 @@ REFUSED = {
     "spectral norm": (
         lambda: nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(3, 4))),
         r"0\.parametrizations\.weight\.0: _SpectralNorm in training mode, .*: call module\.eval\(\)",
+    ),
+    "instance norm": (
+        lambda: nn.Sequential(nn.Linear(3, 4), nn.InstanceNorm1d(4, track_running_stats=True)),
+        r"1: InstanceNorm1d in training mode, .*: call module\.eval\(\) first",
+    ),
+    "dropout that is no submodule": (
+        lambda: Module(lambda m, x: F.dropout(m.a(x), 0.001, m.training), a=nn.Linear(3, 4)),
+        r"in training mode, in which it computes something else .*: call module\.eval\(\) first",
+    ),
+    "another output in training": (
+        lambda: Module(lambda m, x: (m.b(x) if m.training else m.a(x)), a=nn.Linear(3, 4), b=nn.Linear(3, 4)),
+        r"in training mode, in which it computes something else .*: call module\.eval\(\) first",
+    ),
+    "several inputs in training": (
+        lambda: Module(lambda m, x, y=None: m.a(x) + (y + 1 if m.training else 0), a=nn.Linear(3, 4)),
+        r"in training mode, in which it computes something else .*: call module\.eval\(\) first",
+    ),
+    "weights that the first call draws": (
+        lambda: nn.Sequential(nn.Linear(3, 4), nn.LazyLinear(5)),
+        r"1 \(LazyLinear\) has no weights yet, .*: call the module on an input, net\(x\)",
+    ),
+    "a function with a gradient of its own": (
+        lambda: Module(lambda m, x: m.a(Rounded.apply(x)), a=nn.Linear(3, 4)),
+        r"calls an autograd\.Function, through which PyTorch does not trace",
+    ),
+    "what Python does not copy": (
+        locked,
+        r"cannot be copied: cannot pickle '_thread\.lock' object\..*Empirical\(inputs\)",
     ),
     "convolution": (lambda: nn.Sequential(nn.Conv1d(3, 4, 1)), "0: Conv1d, of which .* give inputs="),
     "pruned": (

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import random
 import re
 import tracemalloc
 
@@ -156,6 +157,62 @@ def test_modules_may_give_a_buffer_of_their_own(rng):
     net, metric = Squares(), tnsim.Empirical(x)
     assert_close(tnsim.similarity(net, np.square, metric), 1.0, scale=1.0)
     assert_close(tnsim.torch.similarity(net, np.square, metric).item(), 1.0, scale=1.0)
+
+
+def test_functions_that_draw_random_numbers_are_refused(rng):
+    """However rarely, or little, these move an output; and no numbers that are drawn in vain."""
+    torch = pytest.importorskip("torch")
+    x = rng.normal(size=(30, 3))
+    net = torch.nn.Linear(3, 2).double()
+
+    def moved(size, draw):
+        return lambda x: net(torch.as_tensor(x)) + size * draw()
+
+    draws = {
+        "torch": lambda: torch.rand(()),
+        "numpy": np.random.random_sample,
+        "python": random.random,
+    }
+    for draw in draws.values():
+        with refused(r"draws random numbers, .*: call module.eval\(\)"):
+            tnsim.similarity(moved(1e-9, draw), net, tnsim.Empirical(x))
+        value = tnsim.similarity(moved(0.0, draw), net, tnsim.Empirical(x))
+        assert_close(value, 1.0, scale=1.0)
+
+    class DropPath(torch.nn.Module):
+        """Stochastic depth, as networks of images have it: a chance for each input."""
+
+        def forward(self, x):
+            return x * (torch.rand(len(x), 1) > 1e-3) if self.training else x
+
+    deep = torch.nn.Sequential(net, DropPath())
+    for similarity in (tnsim.similarity, tnsim.torch.similarity):
+        with refused(r"draws random numbers, .*: call module.eval\(\)"):
+            # Enough inputs that one of them is dropped.
+            similarity(deep.train(), net, tnsim.Empirical(rng.normal(size=(20_000, 3))))
+        assert_close(similarity(deep.eval(), net, tnsim.Empirical(x)).item(), 1.0, scale=1.0)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "complex64"])
+def test_the_precision_of_inputs_is_that_of_weights_that_are_floats(dtype, rng):
+    """Packed weights or complex ones that stand first rounded inputs to integers, or failed."""
+    torch = pytest.importorskip("torch")
+    numbers = rng.integers(-4, 5, (3, 2))
+
+    class Packed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            packed = torch.as_tensor(numbers, dtype=getattr(torch, dtype))
+            self.packed = torch.nn.Parameter(packed, requires_grad=False)
+            self.scale = torch.nn.Parameter(torch.tensor(0.5, dtype=torch.float64))
+
+        def forward(self, x):
+            return x @ (self.packed.abs() * self.scale).to(x.dtype)
+
+    x = rng.normal(size=(30, 3))
+    plain = lambda x: np.tanh(x) @ np.ones((3, 2))  # noqa: E731
+    value = tnsim.similarity(Packed(), plain, tnsim.Empirical(x))
+    assert_close(value, cosine(x @ np.abs(numbers), plain(x)), scale=1.0)
 
 
 @pytest.mark.sampled(quick=1)

@@ -369,6 +369,30 @@ class Scaled(nn.Module):
         return torch.tanh(self.layer(x)) * self.scale + self.shift**2
 
 
+def test_gradients_within_a_forward_pass_change_as_any_function():
+    """Forces of an energy, of which PyTorch keeps a history where it is told to record none."""
+
+    class Forces(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 1)
+
+        def forward(self, x):
+            with torch.enable_grad():
+                x = x.detach().requires_grad_(True)
+                energy = self.second(self.first(x) ** 3).sum()
+                return torch.autograd.grad(energy, x, create_graph=True)[0]
+
+    torch.manual_seed(0)
+    net = Forces().double()
+    nets = net, moved(net, generator(0))
+    x = np.random.default_rng(0).normal(size=(20, 3))
+    found = tnsim.change(*nets, tnsim.Empirical(x))
+    before, after = (net(torch.tensor(x)).detach().numpy() for net in nets)
+    assert_close(found.total, np.mean(np.sum((after - before) ** 2, axis=1)))
+    assert_close(found.share.sum(), 1.0, rtol=1e-6, limited_by="nodes of the path")
+
+
 @pytest.mark.parametrize("of", ["distance", lambda net: net(torch.as_tensor(X)).square().mean()])
 def test_buffers_change_as_parameters_do(of):
     """By differences, as buffers may have no derivatives."""
@@ -689,6 +713,11 @@ REFUSALS = [
     (reshaped, {}, r"'embed.weight' has shape \(4, 3\) in the first network and \(4, 5\)"),
     (other_code, {}, "the two differ in more than weights"),
     (random_in_training, {}, "call module.eval"),
+    (
+        lambda pair: (nn.LazyLinear(2), nn.LazyLinear(2)),
+        {},
+        "has no weights yet, .* call the module",
+    ),
     (random_in_training, {"of": score_of}, "code or random numbers"),
     (bounded, {}, "the first network computes something else"),
     (bounded, {"of": score_of}, "the first network computes something else"),

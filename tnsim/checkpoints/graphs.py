@@ -327,7 +327,9 @@ def _traced(
     except Exception as error:  # whatever the forward pass or the trace raises
         check_one_input(module, error)
         said = " ".join(str(error).split()) or type(error).__name__
-        if "proxy" in said.lower() or "data-dependent" in said or "vmap" in said:
+        if "setup_context" in said or "custom_function" in said:
+            said = "it calls an autograd.Function, through which PyTorch does not trace"
+        elif "proxy" in said.lower() or "data-dependent" in said or "vmap" in said:
             said = "it branches on, or counts with, numbers that depend on the input or the weights"
         raise UnsupportedLayer(f"the forward pass cannot be traced: {said[:300]}") from error
     finally:
@@ -552,6 +554,10 @@ def _graph(
         elif node.op == "output":
             output = known.get(tree_leaves(node.args)[0])
             continue
+        elif _name(node) == "detach" and argument in known[node.args[0]].before():
+            # The value itself, whose derivatives the algebra takes. One of weights alone stays, so
+            # that they have no gradient.
+            operation = known[node.args[0]]
         else:
             # What is computed twice is one operation, as an activation of the input.
             named = lambda one: f"operation {id(known[one])}"  # noqa: E731

@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import os
 import sys
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -17,7 +19,16 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import numpy as np
 
 from tnsim.checkpoints.norms import Normed
-from tnsim.errors import ModelError, TooLarge, first_few, in_one_line, require
+from tnsim.errors import (
+    ON_INPUTS,
+    ModelError,
+    TooLarge,
+    UnsupportedLayer,
+    cause,
+    first_few,
+    in_one_line,
+    require,
+)
 from tnsim.models.arrays import detached, host_array
 from tnsim.models.functions import array_of, batch_of_inputs, check_one_input, run_module, tensor_of
 from tnsim.options import checked
@@ -41,6 +52,13 @@ AN_EXAMPLE = (
     "tnsim.load(path, net, inputs=x), --example x.npy on the command line"
 )
 SAMPLES, POSITIONS = 8, 5  # sizes of example inputs
+READING = threading.RLock()
+"""Held by the thread that reads a module, and by one that forks: its child would else begin within
+the settings of a reading, and wait for a thread that it does not have."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=READING.acquire, after_in_parent=READING.release, after_in_child=READING.release
+    )
 
 
 @checked
@@ -131,6 +149,9 @@ def copy_of(module: Any) -> Any:
     Args:
         module: A module of PyTorch, or what a package wraps one in.
 
+    Raises:
+        UnsupportedLayer: Python cannot copy what the module holds.
+
     Example:
         >>> import torch
         >>> from torch.nn.utils import prune
@@ -144,7 +165,11 @@ def copy_of(module: Any) -> Any:
         for kept in _leaves(vars(child)):
             if isinstance(kept, torch.Tensor) and not kept.is_leaf:
                 known[id(kept)] = kept.detach().clone()
-    return copy.deepcopy(module, known)
+    try:
+        return copy.deepcopy(module, known)
+    except Exception as error:  # of locks and open files, of sparse weights, of code of a user
+        said = f"the module cannot be copied: {cause(error)}"
+        raise UnsupportedLayer(f"{said}. {ON_INPUTS}") from error
 
 
 def _leaves(value: Any) -> Iterator[Any]:
@@ -315,6 +340,9 @@ def kind(module: Any) -> str:
 def own_defaults(module: Any) -> Iterator[None]:
     """Make float64, and the CPU of a module that is there, the defaults of what PyTorch makes.
 
+    Code that is compiled runs as it was written, since it reads addresses, which the inputs of a
+    trace do not have. PyTorch keeps both for the whole process, so one thread reads at a time.
+
     Masks and tables of a forward pass of its copy are then what the weights are. Other code in the
     process may have set defaults of its own, such as the device "meta", on which tensors have no
     numbers.
@@ -326,13 +354,15 @@ def own_defaults(module: Any) -> Iterator[None]:
     tensors = itertools.chain(module.parameters(), module.buffers())
     on_host = all(tensor.device.type == "cpu" for tensor in tensors)
     dtypes = {parameter.dtype for parameter in module.parameters()}
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        with torch.device("cpu") if on_host else contextlib.nullcontext(), as_precise_as(dtypes):
-            yield
-    finally:
-        torch.set_default_dtype(before)
+    place = torch.device("cpu") if on_host else contextlib.nullcontext()
+    with READING:
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        try:
+            with torch.compiler.set_stance("force_eager"), place, as_precise_as(dtypes):
+                yield
+        finally:
+            torch.set_default_dtype(before)
 
 
 def example_inputs(module: Any, inputs: Any, n_ctx: int | None, width: int | None = None) -> Any:

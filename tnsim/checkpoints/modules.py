@@ -64,10 +64,14 @@ from tnsim.errors import (
     TooLarge,
     UnsupportedLayer,
     cause,
-    refusing,
 )
 from tnsim.models.arrays import numbers
-from tnsim.models.functions import array_of, is_random_in_training
+from tnsim.models.functions import (
+    array_of,
+    check_has_weights,
+    is_random_in_training,
+    states_of_generators,
+)
 from tnsim.models.model import Model, Origin, check_length
 from tnsim.options import checked
 from tnsim.sessions import session
@@ -499,11 +503,12 @@ def recognised(
         )
     declared = dict(layers or {})
     _check_repeatable(module)
-    double = double_of(module).eval().requires_grad_(False)
+    double = double_of(module).requires_grad_(False)
+    as_given = copy_of(double) if any(child.training for child in double.modules()) else None
+    double.eval()
     if output is not None:
         double.register_forward_hook(lambda _, given, outputs: array_of(outputs, output))
-    # Compiled code of blocks reads addresses, which the inputs of a trace do not have.
-    with torch.compiler.set_stance("force_eager"), torch.no_grad(), own_defaults(module):
+    with torch.no_grad(), own_defaults(module):
         try:
             example = example_inputs(double, inputs, n_ctx, width)
         except ModelError:
@@ -512,6 +517,8 @@ def recognised(
             raise
         asked = _Asked(module, double, declared, inputs, n_ctx, output, first or module, reader)
         try:
+            if as_given is not None:
+                _check_modes_agree(as_given, double, example)
             reading = _first_reading(asked, example)
         except ModelError:
             if said := diverged(module):  # which says more
@@ -519,6 +526,34 @@ def recognised(
             raise
     log.info("%s: relative error of the forward pass %.2g", type(module).__name__, reading.error)
     return reading
+
+
+def _check_modes_agree(as_given: Any, double: Any, example: Any) -> None:
+    """Raise `ModelError` where the mode of training, in which a module is, is another function.
+
+    Args:
+        as_given: A copy of the module in float64, in its own mode.
+        double: Another one in evaluation mode, in which modules are read.
+        example: Inputs that the module takes.
+    """
+    try:
+        read = as_numpy(array_of(double(example)))
+    except Exception as reason:  # which the reading says in words of its own
+        log.debug("in evaluation mode: %s", reason)
+        return
+    before = states_of_generators()
+    try:
+        own = as_numpy(array_of(as_given(example)))
+        limit = 1e-9 * np.abs(read).max(initial=0.0)
+        agree = own.shape == read.shape and np.allclose(own, read, 0, limit, equal_nan=True)
+    except Exception as reason:  # of what a forward pass asks for in training alone
+        log.debug("in training mode: %s", reason)
+        agree = False
+    if not agree or states_of_generators() != before:
+        raise ModelError(
+            "the module is in training mode, in which it computes something else than in "
+            "evaluation mode, where it is read: call module.eval() first"
+        )
 
 
 class _Asked(NamedTuple):
@@ -932,15 +967,14 @@ def double_of(module: Any) -> Any:
         module: A module of PyTorch.
 
     Raises:
-        UnsupportedLayer: The module cannot be copied in float64.
+        UnsupportedLayer: The module cannot be copied.
 
     Example:
         >>> import torch
         >>> double_of(torch.nn.Linear(1, 1)).weight.dtype
         torch.float64
     """
-    with refusing("the module cannot be copied in float64"):
-        double = copy_of(module).double()
+    double = copy_of(module).double()
     _settle_epsilons(module, double)
     return double
 
@@ -989,6 +1023,7 @@ def _default_epsilon(dtype: Any) -> float:
 def _check_repeatable(module: Any) -> None:
     """Raise `UnsupportedLayer` where a module does something that a copy of it would not do."""
     torch = require_torch()
+    check_has_weights(module)
     if any(isinstance(child, torch.jit.ScriptModule) for child in module.modules()):
         raise UnsupportedLayer(
             "a TorchScript program says nothing of its layers: load its state_dict() into the "

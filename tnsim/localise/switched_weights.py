@@ -30,6 +30,7 @@ from tnsim.errors import ModelError, TnsimError
 from tnsim.models.functions import (
     WithOutput,
     array_at,
+    check_has_weights,
     in_rows,
     is_module,
     is_narrow,
@@ -170,6 +171,8 @@ class _SwitchedModule:
         from tnsim.checkpoints.modules import double_of, unwrapped_module
 
         first, second = own = unwrapped_module(a), unwrapped_module(b)
+        for end in own:
+            check_has_weights(end)
         if first is not second:  # else the layers are those of the network itself
             first, second = with_adapted_weights(first), with_adapted_weights(second)
         if _floats(first).keys() != _floats(second).keys():
@@ -234,7 +237,8 @@ class _SwitchedModule:
                 f"{error}. The network runs in float64 here: where its code knows narrower types "
                 "alone, give dtype='float32'"
             ) from error
-        return _finite(made.double().cpu().numpy())
+        # Code that differentiates within a forward pass gives tensors with a history.
+        return _finite(made.detach().double().cpu().numpy())
 
     @_outside_modes
     def slopes(self, inputs: Any, cotangent: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import random
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -242,8 +243,10 @@ def check_rows_alone(function: Function, alone: np.ndarray, together: np.ndarray
         raise ModelError(
             "a function gives other outputs for an input where other inputs stand in its batch "
             f"(relative difference {difference:.2g}), so there is no function of an input to "
-            "compare: statistics of the batch, a division by its size, or random numbers. Take "
-            "them out, as module.eval() does for batch norms that track their statistics"
+            "compare: statistics of the batch, a division by its size, random numbers, or "
+            "attention and recurrent layers that read positions along the first axis. Mend it, as "
+            "module.eval() does for batch norms that track their statistics, and batch_first=True "
+            "for layers of PyTorch"
         )
 
 
@@ -262,7 +265,7 @@ def array_at(function: Function, inputs: Any, gradients: bool = False) -> Any:
         The array, in the library of the function.
 
     Raises:
-        ModelError: The outputs do not say which array counts.
+        ModelError: The outputs do not say which array counts, or depend on random numbers.
         Exception: Whatever a function that is no module raises, with a note that says what it was
             called with.
 
@@ -273,6 +276,23 @@ def array_at(function: Function, inputs: Any, gradients: bool = False) -> Any:
         >>> array_at(lambda x: x.relu(), np.ones((1, 2)))
         tensor([[1., 1.]])
     """
+    before = states_of_generators()
+    outputs = _array_at(function, inputs, gradients)
+    if states_of_generators() != before:
+        # Some code draws numbers that it leaves unused. A copy, as the second call may write into
+        # the array of the first.
+        first = host_array(detached(outputs)).copy()
+        again = host_array(detached(_array_at(function, inputs, False)))
+        if not np.array_equal(first, again, equal_nan=first.dtype.kind in "fc"):
+            raise ModelError(
+                "a function draws random numbers, and gives something else each time: call "
+                "module.eval() first, which takes out dropout and its like, or let it give what "
+                "it draws around"
+            )
+    return outputs
+
+
+def _array_at(function: Function, inputs: Any, gradients: bool) -> Any:
     output = None
     if isinstance(function, WithOutput):
         function, output = function.function, function.output
@@ -280,6 +300,26 @@ def array_at(function: Function, inputs: Any, gradients: bool = False) -> Any:
         run = run_with_gradients if gradients else run_module
         return array_of(run(function, inputs), output)
     return array_of(_called(function, inputs, gradients), output)
+
+
+def states_of_generators() -> list[Any]:
+    """What the generators that code draws from without naming one will draw next.
+
+    Those of Python and NumPy, and those of PyTorch where it is loaded.
+
+    Example:
+        >>> before = states_of_generators()
+        >>> states_of_generators() == before, random.random() < 1, states_of_generators() == before
+        (True, True, False)
+    """
+    _, keys, *rest = np.random.get_state()  # noqa: NPY002, the one that other code draws from
+    states: list[Any] = [random.getstate(), np.asarray(keys).tobytes(), rest]
+    torch: Any = sys.modules.get("torch")
+    if torch is not None:
+        found = [torch.get_rng_state()]
+        found += torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+        states += [one.tolist() for one in found]  # also inside torch.func, where NumPy has none
+    return states
 
 
 def _called(function: Function, inputs: Any, gradients: bool) -> Any:
@@ -612,12 +652,13 @@ def run_with_gradients(module: Any, inputs: Any) -> Any:
     """
     check_not_random(module)
     tensor = tensor_of(inputs)
-    # A module without parameters, such as an activation, takes any precision.
-    parameter = next(module.parameters(), None)
-    if parameter is not None:
-        tensor = tensor.to(parameter.device)
-        if tensor.is_floating_point():
-            tensor = tensor.to(parameter.dtype)
+    # A module without parameters, such as an activation, takes any precision. Packed integers and
+    # complex weights say nothing about that of the inputs, unless there are complex ones alone.
+    parameters = sorted(module.parameters(), key=_is_no_float)
+    if parameters:
+        tensor = tensor.to(parameters[0].device)
+        if tensor.is_floating_point() and _is_no_float(parameters[0]) < 2:
+            tensor = tensor.to(parameters[0].dtype)
     try:
         return module(tensor)
     except Exception as error:  # whatever the forward pass of a user raises
@@ -631,6 +672,11 @@ def run_with_gradients(module: Any, inputs: Any) -> Any:
         ) from error
 
 
+def _is_no_float(parameter: Any) -> int:
+    """0 for floats, 1 for complex numbers, 2 for others."""
+    return 0 if parameter.is_floating_point() else 1 if parameter.is_complex() else 2
+
+
 def check_not_random(module: Any) -> None:
     """Refuse a module whose outputs are random in the mode in which it is.
 
@@ -638,17 +684,42 @@ def check_not_random(module: Any) -> None:
         module: A module of PyTorch.
 
     Raises:
-        ModelError: A part of it that is random in training is in training mode.
+        ModelError: A part of it that is random in training is in training mode, or draws its
+            weights at its first call.
 
     Example:
         >>> import torch
         >>> check_not_random(torch.nn.Dropout().eval())
     """
+    check_has_weights(module)
     for name, child in module.named_modules():
         if child.training and is_random_in_training(child):
             raise ModelError(
                 f"{name or 'the module'} ({type(child).__name__}) is in training mode, in which it "
                 "gives something else each time: call module.eval() first"
+            )
+
+
+def check_has_weights(module: Any) -> None:
+    """Refuse a lazy module of PyTorch before its first call, at which it draws its weights.
+
+    Args:
+        module: A module of PyTorch.
+
+    Raises:
+        ModelError: Tensors of a part of it have no sizes yet.
+
+    Example:
+        >>> import torch
+        >>> check_has_weights(torch.nn.Linear(2, 1))
+    """
+    for name, child in module.named_modules():
+        own = (*child._parameters.values(), *child._buffers.values())
+        if any(type(one).__name__.startswith("Uninitialized") for one in own):
+            raise ModelError(
+                f"{name or 'the module'} ({type(child).__name__}) has no weights yet, and draws "
+                "them when it is first called: call the module on an input, net(x), or load its "
+                "weights, module.load_state_dict(state)"
             )
 
 
@@ -690,8 +761,8 @@ def is_random_in_training(module: Any) -> bool:
         module: A module of PyTorch.
 
     Returns:
-        True for dropout with a chance above 0, for batch norms, and for spectral norms, which take
-        a step of an iteration at each call.
+        True for dropout with a chance above 0, for batch norms, for instance norms that keep
+        statistics, and for spectral norms, which take a step of an iteration at each call.
 
     Example:
         >>> import torch
@@ -701,6 +772,8 @@ def is_random_in_training(module: Any) -> bool:
     # Dropout keeps its chance in `p`, attention in `dropout`; above 1 the number is a power.
     chances = (getattr(module, "p", None), getattr(module, "dropout", None))
     drops = any(isinstance(chance, float) and 0 < chance <= 1 for chance in chances)
+    if "running_mean" in getattr(module, "_buffers", ()) and module.running_mean is not None:
+        return True  # of instance norms as of batch norms
     # Batch norms of every dimension share a base class, and so do those of users. Spectral norms
     # are parametrisations, or in their older form hooks.
     kinds = *type(module).__mro__, *map(type, getattr(module, "_forward_pre_hooks", {}).values())

@@ -36,8 +36,9 @@ from jaxtyping import Float
 
 from tnsim.checkpoints.given import given_model, length_and_width
 from tnsim.checkpoints.graphs import graph_of, state_of
-from tnsim.checkpoints.module_calls import copy_of, require_torch
+from tnsim.checkpoints.module_calls import READING, copy_of, require_torch
 from tnsim.checkpoints.modules import Declared, graph_layers, recognised
+from tnsim.checkpoints.operations import Graph
 from tnsim.compare import numbers as numbers_of
 from tnsim.compare import similarity as without_gradients
 from tnsim.compare.by_points import AtPoints, points_of
@@ -63,6 +64,7 @@ from tnsim.models.forward import as_read
 from tnsim.models.functions import (
     ALONE,
     array_at,
+    array_of,
     check_rows_alone,
     in_rows,
     is_function,
@@ -139,7 +141,9 @@ def model_of(
     whole, own = tuple(layers or {}), state_of(module)
     # The caller's autocast would round weights on their way into the layers.
     exact = torch.autocast(example.device.type, enabled=False)
-    with exact, contextlib.nullcontext() if torch.is_grad_enabled() else torch.no_grad():
+    recording = contextlib.nullcontext() if torch.is_grad_enabled() else torch.no_grad()
+    eager = torch.compiler.set_stance("force_eager")
+    with READING, eager, exact, recording:
         # The graph of the reading is for float64. One object for as long as the code stays.
         graph = session().belongings.get(
             reading.graph,
@@ -147,6 +151,8 @@ def model_of(
             lambda: graph_of(copy_of(module).eval(), example, whole),
         )
         live = graph_layers(graph, own, module, layers or {}, example, reading.positions > 1)
+        if torch.is_grad_enabled() and not whole:
+            _check_gradients(module, graph, own, example[:1])
     normed = [str(n) for n, layer in enumerate(live) if layer.norm is not None]
     if normed:
         raise UnsupportedLayer(
@@ -156,6 +162,54 @@ def model_of(
             "tnsim.from_module(module, norm_inputs=inputs) to look at what came of it"
         )
     return Model([layer.layer for layer in live], n_ctx)
+
+
+def _check_gradients(
+    module: Any, graph: Graph, own: Mapping[str, torch.Tensor], example: torch.Tensor
+) -> None:
+    """Refuse a module of which PyTorch has other gradients than the derivatives of its outputs.
+
+    Code may keep gradients from a part (`detach`, `no_grad`) or write its own
+    (`autograd.Function`), of which outputs tell nothing.
+
+    Args:
+        module: The module.
+        graph: Its operations.
+        own: Its parameters and buffers by name.
+        example: A single input.
+
+    Raises:
+        UnsupportedLayer: The gradients differ.
+    """
+    trained = {name: one for name, one in own.items() if one.requires_grad}
+    if not trained:
+        return
+    values = graph.arrays(own) | {graph.argument: example}
+    for one in graph.operations:
+        if one not in values:
+            values[one] = one.run(values)
+    with torch.device(example.device):  # and not where other code lets tensors be made
+        outputs = array_of(module(example)), values[graph.output]
+    rng = torch.Generator().manual_seed(0)
+    weights = torch.randn(outputs[0].shape, generator=rng, device="cpu").to(outputs[0])
+    theirs, ours = (
+        torch.autograd.grad(
+            (one * weights).sum(), list(trained.values()), allow_unused=True, materialize_grads=True
+        )
+        if one.requires_grad
+        else [torch.zeros_like(weight) for weight in trained.values()]
+        for one in outputs
+    )
+    size = max(float(one.abs().max()) for one in ours if one.numel())
+    rounding = torch.finfo(outputs[0].dtype).eps ** 0.5
+    for name, one, other in zip(trained, theirs, ours, strict=True):
+        if not torch.allclose(one, other, 0.0, rounding * size, equal_nan=True):
+            raise UnsupportedLayer(
+                f"{name} has another gradient in the module than the derivative of its outputs, as "
+                "by detach(), torch.no_grad() or an autograd.Function in the forward pass: what is "
+                "not to be trained is told by requires_grad_(False); else train with "
+                "tnsim.Empirical(inputs), on which the module has its own gradients"
+            )
 
 
 def sample_of(a: Any, b: Any, request: Request) -> WeightedPoints | None:
