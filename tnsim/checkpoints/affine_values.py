@@ -377,11 +377,18 @@ class Library(Protocol):
     """Functions of arrays that the algebra needs, besides the methods all arrays have.
 
     Attributes:
+        precision: Type of the fewest digits that a module or function computes with.
         rounding: Relative difference of numbers that are equal but for the order of sums.
     """
 
+    precision: Any
+
     @property
     def rounding(self) -> float: ...
+
+    def epsilon(self, dtype: Any) -> float:
+        """The machine epsilon of a type of floats."""
+        ...
 
     def vmap(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """The function on many rows at once."""
@@ -405,10 +412,6 @@ class Library(Protocol):
 
     def numbers(self, array: Any) -> np.ndarray:
         """The entries without gradients."""
-        ...
-
-    def keeps(self, before: Any, after: Any) -> bool:
-        """Whether a change of type keeps the digits that the module computes with."""
         ...
 
 

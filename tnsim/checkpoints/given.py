@@ -23,7 +23,14 @@ import numpy as np
 
 from tnsim.checkpoints.adapters import adapted, base_of
 from tnsim.checkpoints.folders import OLD, WHOLE, model_file
-from tnsim.checkpoints.formats import Contents, Stored, configuration, contents, is_adapter
+from tnsim.checkpoints.formats import (
+    ADAPTERS,
+    Contents,
+    configuration,
+    contents,
+    is_adapter,
+    stored_tensor,
+)
 from tnsim.errors import (
     CheckpointError,
     ModelError,
@@ -270,8 +277,6 @@ def folders_of_networks(models: Any) -> dict[str, Path]:
         >>> folders_of_networks({"first": "a"})
         {}
     """
-    from tnsim.checkpoints.folders import OLD, WHOLE
-    from tnsim.checkpoints.formats import ADAPTERS
     from tnsim.checkpoints.load import Series
 
     if not is_path_or_paths(models):
@@ -469,13 +474,8 @@ def _tensors_of(net: Any) -> Contents:
     Tied tensors have the first of their names, as in files.
     """
     own = {name for name, _ in (*net.named_parameters(), *net.named_buffers())}
-    return Contents.flat(
-        [
-            Stored(name, str(tensor.dtype).removeprefix("torch."), tensor.nbytes, tensor.detach)
-            for name, tensor in net.state_dict().items()
-            if name in own
-        ]
-    )
+    tensors = net.state_dict().items()
+    return Contents.flat([stored_tensor(name, tensor) for name, tensor in tensors if name in own])
 
 
 def module_in(path: str | os.PathLike[str]) -> Any:

@@ -65,17 +65,8 @@ class TorchLibrary:
     def rounding(self) -> float:
         return max(1e-12, 64 * torch.finfo(self.like.dtype).eps)
 
-    def keeps(self, before: torch.Tensor, after: torch.Tensor) -> bool:
-        if before.dtype.is_complex or after.dtype.is_complex:
-            return True  # which no table knows
-        if not before.is_floating_point():  # truth values, and token numbers, in int32 at least
-            narrow = not (after.is_floating_point() or before.dtype is torch.bool)
-            return not narrow or (
-                after.dtype is not torch.bool and torch.iinfo(after.dtype).bits >= 32
-            )
-        if not after.is_floating_point():
-            return False
-        return torch.finfo(after.dtype).eps <= torch.finfo(self.precision).eps
+    def epsilon(self, dtype: torch.dtype) -> float:
+        return torch.finfo(dtype).eps
 
     def vmap(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return torch.func.vmap(function)
@@ -375,8 +366,6 @@ def _written_out() -> dict[Any, Callable[..., Any]]:
         aten.native_batch_norm.default: _batch_norm,
         aten._native_batch_norm_legit.default: _batch_norm,
         aten._native_batch_norm_legit_no_training.default: _batch_norm,
-        aten.slice_scatter.default: _scattered,
-        aten.select_scatter.default: _selected,
         aten.split_copy.Tensor: _split,
         aten.split_with_sizes_copy.default: _split,
         aten.unbind_copy.int: _along,
@@ -435,23 +424,6 @@ def _log_sigmoid(x: torch.Tensor) -> Any:
     return -torch.nn.functional.softplus(-x, threshold=40), x.new_empty(0)
 
 
-def _scattered(
-    x: torch.Tensor,
-    part: torch.Tensor,
-    axis: int = 0,
-    start: int | None = None,
-    stop: int | None = None,
-    step: int = 1,
-) -> torch.Tensor:
-    """An array with a part in the place of a slice."""
-    places = range(x.shape[axis])[start:stop:step]
-    if step != 1:
-        return x.index_copy(axis, torch.tensor(list(places), dtype=torch.int64), part)
-    begin, end = (places.start, places.stop) if len(places) else (0, 0)
-    before, after = x.narrow(axis, 0, begin), x.narrow(axis, end, x.shape[axis] - end)
-    return torch.cat([before, part.expand_as(x.narrow(axis, begin, end - begin)), after], axis)
-
-
 def _split(x: torch.Tensor, sizes: Any, axis: int = 0) -> list[torch.Tensor]:
     """The parts of an array along an axis, one by one, of given sizes or of one size."""
     length = x.shape[axis]
@@ -459,12 +431,6 @@ def _split(x: torch.Tensor, sizes: Any, axis: int = 0) -> list[torch.Tensor]:
         return [x.narrow(axis, n, min(sizes, length - n)) for n in range(0, length, sizes)]
     ends = accumulate(sizes)
     return [x.narrow(axis, end - size, size) for end, size in zip(ends, sizes, strict=True)]
-
-
-def _selected(x: torch.Tensor, part: torch.Tensor, axis: int, index: int) -> torch.Tensor:
-    """An array with a part at an index of an axis."""
-    index %= x.shape[axis]
-    return _scattered(x, part.unsqueeze(axis), axis, index, index + 1)
 
 
 def _batch_norm(*given: Any, **_: Any) -> Any:
@@ -537,6 +503,7 @@ def _graph(
     argument = Operation("input")
     output = None
     same: dict[str, Operation] = {}
+    drawing: list[Operation] = []
     owned = {name for end, (_, start) in owns.items() for name in (end, start)}
     for node in traced.graph.nodes:
         if node.op == "placeholder":
@@ -561,11 +528,18 @@ def _graph(
                 place = places.get(node.name, "the forward pass")
                 same[key] = _operation(node, known, place)
             operation = same[key]
+            if _draws(node):
+                drawing.append(operation)
         known[node] = operation
     by_name = {node.name: operation for node, operation in known.items()}
     if output is None:
         raise UnsupportedLayer("the output of the forward pass does not depend on the input")
-    _check_draws_nothing(traced, places)
+    needed = output.before()
+    if drawn := next((one for one in drawing if one in needed), None):
+        raise UnsupportedLayer(
+            f"{drawn.place} computes {drawn.name}, which draws random numbers: the module gives "
+            "something else each time"
+        )
     ends = {
         by_name[end]: (path, by_name[start])
         for end, (path, start) in owns.items()
@@ -575,8 +549,10 @@ def _graph(
     return Graph(operations, state, argument, output, constants, ends)
 
 
-def _drops(node: torch.fx.Node) -> bool:
-    """Whether an operation that may draw numbers does: attention without dropout does not."""
+def _draws(node: torch.fx.Node) -> bool:
+    """Whether an operation draws random numbers: attention without dropout does not."""
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
     operator: Any = node.target
     arguments = [argument.name for argument in operator._schema.arguments]
     if "dropout_p" not in arguments:
@@ -584,23 +560,6 @@ def _drops(node: torch.fx.Node) -> bool:
     place = arguments.index("dropout_p")
     chosen = node.args[place] if place < len(node.args) else node.kwargs.get("dropout_p", 0.0)
     return not isinstance(chosen, int | float) or chosen != 0
-
-
-def _check_draws_nothing(traced: torch.fx.GraphModule, places: Mapping[str, str]) -> None:
-    """Raise `UnsupportedLayer` where the output depends on random numbers."""
-    needed = list(traced.graph.find_nodes(op="output"))
-    found = set(needed)
-    while needed:
-        node = needed.pop()
-        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and _drops(node):
-            place = places.get(node.name, "the forward pass")
-            raise UnsupportedLayer(
-                f"{place} computes {_name(node)}, which draws random numbers: the module gives "
-                "something else each time"
-            )
-        further = [one for one in node.all_input_nodes if one not in found]
-        found.update(further)
-        needed += further
 
 
 def _name(node: torch.fx.Node) -> str:
@@ -646,8 +605,8 @@ def _functional_target(node: torch.fx.Node, name: str) -> Callable[..., Any]:
     plain = str(getattr(node.target, "_opname", ""))
     if plain.endswith("_") and hasattr(torch.ops.aten, plain[:-1]):
         return getattr(getattr(torch.ops.aten, plain[:-1]), overload)
-    # Copies of views; `index_copy` is no copy of `index`.
-    if torch.Tag.view_copy in getattr(node.target, "tags", ()):
+    # Copies of views; `index_copy` is no copy of `index`, and `slice_scatter` none of a view.
+    if plain.endswith("_copy") and torch.Tag.view_copy in getattr(node.target, "tags", ()):
         return getattr(getattr(torch.ops.aten, plain[:-5]), overload)
     assert callable(node.target)
     return node.target

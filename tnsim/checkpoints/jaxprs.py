@@ -62,21 +62,15 @@ MOST_TURNS = 1024
 class NumpyLibrary:
     """The functions of arrays that the algebra asks for, see `affine_values.Library`."""
 
-    def __init__(self, precision: np.dtype | None = None) -> None:
-        self.precision = np.dtype(np.float64) if precision is None else precision
+    def __init__(self, precision: np.dtype) -> None:
+        self.precision = precision
 
     @property
     def rounding(self) -> float:
         return 1e-12
 
-    def keeps(self, before: np.ndarray, after: np.ndarray) -> bool:
-        if "c" in (before.dtype.kind, after.dtype.kind):
-            return True  # which no table knows
-        if before.dtype.kind in "iu" and after.dtype.kind in "iu":
-            return after.dtype.itemsize >= 4
-        if before.dtype.kind in "biu":
-            return True
-        return after.dtype == np.float64
+    def epsilon(self, dtype: np.dtype) -> float:
+        return float(jax.numpy.finfo(dtype).eps)
 
     def vmap(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return lambda rows: np.stack([function(row) for row in rows])
