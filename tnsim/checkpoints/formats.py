@@ -175,10 +175,6 @@ def configuration(path: Path, names: Sequence[str] = NAMES) -> Mapping[str, Any]
     return values
 
 
-def _read_json(file: Path) -> Any:
-    return json.loads(read_text(file))
-
-
 def _read_yaml(file: Path) -> Any:
     try:
         import yaml
@@ -206,7 +202,7 @@ def _read_yaml(file: Path) -> Any:
 
 
 _PARSERS = {
-    ".json": ("JSON", _read_json),
+    ".json": ("JSON", lambda file: json.loads(read_text(file))),
     ".yaml": ("YAML", _read_yaml),
     ".yml": ("YAML", _read_yaml),
 }

@@ -15,7 +15,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial, reduce
+from functools import reduce
 from itertools import accumulate
 from operator import attrgetter
 from typing import Any
@@ -30,7 +30,6 @@ from torch.func import functional_call, functionalize
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.utils._pytree import tree_leaves
 
-from tnsim.checkpoints import batches
 from tnsim.checkpoints.curves import MOST_POWERS
 from tnsim.checkpoints.module_calls import join
 from tnsim.checkpoints.operations import Graph, Operation, is_turned_parameter
@@ -109,7 +108,7 @@ def graph_of(module: torch.nn.Module, example: torch.Tensor, whole: tuple[type, 
         whole: Classes of submodules that are taken whole.
 
     Returns:
-        The operations for a single input.
+        The operations for as many inputs.
 
     Raises:
         UnsupportedLayer: The module branches on values, or computes with the number of its inputs.
@@ -119,32 +118,7 @@ def graph_of(module: torch.nn.Module, example: torch.Tensor, whole: tuple[type, 
         >>> [one.name for one in graph.operations if one.name not in ("weight", "input")]
         ['t', 'addmm']
     """
-    return _graph(*_traced(module, example[:1], whole), module)
-
-
-def check_batches(
-    module: torch.nn.Module, graph: Graph, example: torch.Tensor, whole: tuple[type, ...] = ()
-) -> None:
-    """Raise `UnsupportedLayer` where what a module gives for an input depends on the others.
-
-    Args:
-        module: A module in evaluation mode.
-        graph: Its graph on a single input.
-        example: Inputs that the module takes, the first axis the batch.
-        whole: Classes of submodules that are taken whole.
-    """
-
-    def repeated(count: int) -> torch.Tensor:
-        return example[:1].expand(count, *example.shape[1:]).clone()
-
-    batches.check_batches(
-        graph,
-        lambda count: _graph(*_traced(module, repeated(count), whole), module),
-        state_of(module),
-        repeated(2),
-        TorchLibrary(example if example.is_floating_point() else torch.zeros(())),
-        "the module",
-    )
+    return _graph(*_traced(module, example, whole), module)
 
 
 def lengths_of(module: torch.nn.Module, graph: Graph, example: torch.Tensor) -> list[int]:
@@ -305,7 +279,7 @@ def _traced(
         for method in ("get_parameter", "get_buffer"):
             # While parameters are arguments, they are attributes of another class.
             patched.append((child, method))
-            child.__dict__[method] = partial(_attribute, child)
+            child.__dict__[method] = lambda name, child=child: attrgetter(name)(child)
     names = [getattr(torch.ops.aten, name) for name in _DECOMPOSED if hasattr(torch.ops.aten, name)]
     try:
         with warnings.catch_warnings(), torch.no_grad(), _compiled_parts_inlined(), _one_mode():
@@ -481,11 +455,6 @@ def _mutates(traced: torch.fx.GraphModule) -> bool:
 
 def _opname(node: torch.fx.Node) -> str:
     return str(getattr(node.target, "_opname", "")) if node.op == "call_function" else ""
-
-
-def _attribute(module: torch.nn.Module, name: str) -> Any:
-    path, _, last = name.rpartition(".")
-    return getattr(module.get_submodule(path), last)
 
 
 def _graph(

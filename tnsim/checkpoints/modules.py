@@ -149,13 +149,16 @@ def from_module(
     return reading.model(norm_inputs, n_ctx)
 
 
-def compared_module(module: Any, n_ctx: int | None, width: int | None) -> Model:
+def compared_module(
+    module: Any, n_ctx: int | None, width: int | None, output: str | int | None = None
+) -> Model:
     """The model of a module beside something that says how many numbers the module reads.
 
     Args:
         module: An `nn.Module`, as for `from_module`.
         n_ctx: Length of sequences.
         width: Entries of a vector, None where nothing says so.
+        output: Name or place of the output that counts, as for `from_module`.
 
     Raises:
         UnsupportedLayer, ModelError, TooLarge, MissingExtra: Raised as by `from_module`.
@@ -171,7 +174,7 @@ def compared_module(module: Any, n_ctx: int | None, width: int | None) -> Model:
         >>> compared_module(Halves(), None, 6).d_in
         6
     """
-    return _merged_reading(module, None, n_ctx, None, width=width).model(None, n_ctx)
+    return _merged_reading(module, None, n_ctx, None, output, width).model(None, n_ctx)
 
 
 def _merged_reading(
@@ -215,11 +218,13 @@ class StatesOf:
         module: An `nn.Module`, as for `from_module`.
         inputs: Example of the argument of the module, as for `from_module`.
         output: Name or place of the output that counts, as for `from_module`.
+        width: Entries of a vector that the module reads, as for `compared_module`.
     """
 
     module: Any
     inputs: Any = None
     output: str | int | None = None
+    width: int | None = None
 
     @property
     def name(self) -> str:
@@ -251,9 +256,8 @@ class StatesOf:
             UnsupportedLayer, ModelError: Raised as by `from_module`.
         """
         module, left_out = self._loaded(state, leave_out, patterns_taken=True)
-        reading = _merged_reading(
-            module, None, n_ctx, self.inputs, self.output, first=self.module, reader=self
-        )
+        asked = None, n_ctx, self.inputs, self.output, self.width
+        reading = _merged_reading(module, *asked, first=self.module, reader=self)
         caveats = (f"left out: {', '.join(left_out)}",) if left_out else ()
         return reading.model(norm_inputs, n_ctx, caveats)
 
@@ -594,7 +598,12 @@ def _first_reading(asked: _Asked, example: Any) -> Recognised:
     said = f"{refused}. {way_out}{_advice(module, example)}"
     of_length = n_ctx is not None or (inputs is None and example.ndim > 2)
     if of_length and example.is_floating_point() and _is_whole_sequence(asked, example):
-        said = f"{said}. Of a whole sequence it is a model: {_of_whole_sequences(example)}"
+        said = (
+            f"{said}. Of a whole sequence it is a model: the module mixes positions as no layer "
+            f"does, so its {example.shape[1]} positions are read as a single vector of "
+            f"{example[0].numel()} numbers: give inputs=, an example (1, positions, d) of the "
+            "length that counts, and leave n_ctx out"
+        )
     raise UnsupportedLayer(said) from refused
 
 
@@ -674,15 +683,25 @@ def _read_by(
     form: _Form | None, asked: _Asked, example: Any, sequence: bool
 ) -> tuple[Recognised, _Form]:
     """The layers of a module by its form, which is made where there is none."""
-    from tnsim.checkpoints.graphs import check_batches, graph_of, lengths_of, state_of
+    from tnsim.checkpoints.batches import check_batches
+    from tnsim.checkpoints.graphs import TorchLibrary, graph_of, lengths_of, state_of
 
+    torch = require_torch()
     module, double, declared, _, n_ctx, _, first, _ = asked
-    whole = tuple(declared)
-    graph = graph_of(double, example, whole) if form is None else form.graph
-    layers = graph_layers(graph, state_of(double), module, declared, example, sequence)
+    state = state_of(double)
+
+    def repeated(count: int) -> Any:
+        return example[:1].expand(count, *example.shape[1:]).clone()
+
+    def written(count: int) -> Graph:
+        return graph_of(double, repeated(count), tuple(declared))
+
+    graph = written(1) if form is None else form.graph
+    layers = graph_layers(graph, state, module, declared, example, sequence)
     if form is None:
         _check_reads_no_other(graph, first)
-        check_batches(double, graph, example, whole)
+        library = TorchLibrary(example if example.is_floating_point() else torch.zeros(()))
+        check_batches(graph, written, state, repeated(2), library, "the module")
     used = graph.used()
     for path, _ in graph.owns.values():
         used |= {join(path, name) for name in tensors_of(module.get_submodule(path))}
@@ -796,14 +815,9 @@ def _check_lengths(
     Raises:
         UnsupportedLayer: The module computes something else at one of them.
     """
-    torch = require_torch()
-    rng = torch.Generator().manual_seed(0)
     taken = []
     for length in lengths:
-        shape = (2, length, *example.shape[2:])
-        given = torch.randn(shape, generator=rng)
-        if not example.is_floating_point():
-            given = torch.randint(layers[0].layer.d_in, shape, generator=rng)
+        given = example.new_zeros((2, length, *example.shape[2:]))
         try:
             double(given)
         except Exception as reason:  # of a module with a largest length
@@ -892,14 +906,6 @@ def _declared_layers(module: Any, path: str, declared: Mapping[type, Declared]) 
     }
     arrays = NamedArrays(tensors_of(module), None)
     return [normed(valued(replace(given, **keys), arrays), arrays)]
-
-
-def _of_whole_sequences(example: Any) -> str:
-    return (
-        f"the module mixes positions as no layer does, so its {example.shape[1]} positions are "
-        f"read as a single vector of {example[0].numel()} numbers: give inputs=, an example (1, "
-        "positions, d) of the length that counts, and leave n_ctx out"
-    )
 
 
 def unwrapped_module(module: Any) -> Any:
