@@ -340,6 +340,8 @@ def _written_out() -> dict[Any, Callable[..., Any]]:
         aten.native_batch_norm.default: _batch_norm,
         aten._native_batch_norm_legit.default: _batch_norm,
         aten._native_batch_norm_legit_no_training.default: _batch_norm,
+        aten.slice_scatter.default: _scattered,
+        aten.select_scatter.default: _selected,
         aten.split_copy.Tensor: _split,
         aten.split_with_sizes_copy.default: _split,
         aten.unbind_copy.int: _along,
@@ -398,6 +400,26 @@ def _log_sigmoid(x: torch.Tensor) -> Any:
     return -torch.nn.functional.softplus(-x, threshold=40), x.new_empty(0)
 
 
+def _scattered(
+    x: torch.Tensor,
+    part: torch.Tensor,
+    axis: int = 0,
+    start: int | None = None,
+    stop: int | None = None,
+    step: int = 1,
+) -> torch.Tensor:
+    """An array with a part in the place of a slice.
+
+    PyTorch computes its own operation on many rows at once only for slices with a known end.
+    """
+    places = range(x.shape[axis])[start:stop:step]
+    if step != 1:
+        return x.index_copy(axis, torch.tensor(list(places), dtype=torch.int64), part)
+    begin, end = (places.start, places.stop) if len(places) else (0, 0)
+    before, after = x.narrow(axis, 0, begin), x.narrow(axis, end, x.shape[axis] - end)
+    return torch.cat([before, part.expand_as(x.narrow(axis, begin, end - begin)), after], axis)
+
+
 def _split(x: torch.Tensor, sizes: Any, axis: int = 0) -> list[torch.Tensor]:
     """The parts of an array along an axis, one by one, of given sizes or of one size."""
     length = x.shape[axis]
@@ -405,6 +427,12 @@ def _split(x: torch.Tensor, sizes: Any, axis: int = 0) -> list[torch.Tensor]:
         return [x.narrow(axis, n, min(sizes, length - n)) for n in range(0, length, sizes)]
     ends = accumulate(sizes)
     return [x.narrow(axis, end - size, size) for end, size in zip(ends, sizes, strict=True)]
+
+
+def _selected(x: torch.Tensor, part: torch.Tensor, axis: int, index: int) -> torch.Tensor:
+    """An array with a part at an index of an axis."""
+    index %= x.shape[axis]
+    return _scattered(x, part.unsqueeze(axis), axis, index, index + 1)
 
 
 def _batch_norm(*given: Any, **_: Any) -> Any:
@@ -574,8 +602,8 @@ def _functional_target(node: torch.fx.Node, name: str) -> Callable[..., Any]:
     plain = str(getattr(node.target, "_opname", ""))
     if plain.endswith("_") and hasattr(torch.ops.aten, plain[:-1]):
         return getattr(getattr(torch.ops.aten, plain[:-1]), overload)
-    # Copies of views; `index_copy` is no copy of `index`, and `slice_scatter` none of a view.
-    if plain.endswith("_copy") and torch.Tag.view_copy in getattr(node.target, "tags", ()):
+    # Copies of views; `index_copy` is no copy of `index`.
+    if torch.Tag.view_copy in getattr(node.target, "tags", ()):
         return getattr(getattr(torch.ops.aten, plain[:-5]), overload)
     assert callable(node.target)
     return node.target

@@ -29,8 +29,8 @@ AXES = frozenset(
         *("index_fill", "index_select", "lift_fresh", "masked_fill", "movedim", "narrow", "pad"),
         *("permute", "pixel_shuffle", "pixel_unshuffle", "reflection_pad1d"),
         *("reflection_pad2d", "repeat", "replication_pad1d", "replication_pad2d", "reshape"),
-        *("roll", "rot90", "scatter", "select", "select_scatter", "slice", "slice_scatter"),
-        *("squeeze", "stack", "swapaxes", "t", "to", "transpose", "tril", "triu", "unfold"),
+        *("roll", "rot90", "scatter", "select", "slice", "squeeze", "stack", "swapaxes", "t"),
+        *("to", "transpose", "tril", "triu", "unfold"),
         *("unsqueeze", "view", "where"),
     )
 )
@@ -78,7 +78,7 @@ KEEP_ORDER = frozenset(
 
 _ADDED: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("add", "sub", "copy", "pad", "dynamic_update"), (0, 1)),
-    **dict.fromkeys(("at_set", "at_add", "select_scatter", "slice_scatter"), (0, 1)),
+    **dict.fromkeys(("at_set", "at_add"), (0, 1)),
     **dict.fromkeys(("scatter", "scatter_add"), (0, 3)),
     **dict.fromkeys(("addmm", "baddbmm", "block_diag", "cat", "stack"), (0,)),
     **dict.fromkeys(("masked_fill", "convolution", "constant_pad_nd"), (2,)),
