@@ -438,28 +438,15 @@ class _Writer:
 
     def _gather(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
         operand, places = given
-        numbers = eqn.params["dimension_numbers"]
-        own = self.shapes[operand]
-        if self._starts_rows(places) and numbers.start_index_map == (0, 1):
-            # A single token that is mapped over inputs and positions: its row has an axis more.
-            tokens = self._tokens_in(places.arguments[0][0], operand)
-            last = len(shape) - 2, len(shape) - 1
-            if (
-                tokens is not None
-                and len(own) == 2
-                and numbers.offset_dims == last
-                and shape == (*self.shapes[tokens], 1, own[1])
-            ):
+        numbers, own = eqn.params["dimension_numbers"], self.shapes[operand]
+        # A single token that is mapped over inputs and positions: its row has an axis more.
+        single = self._starts_rows(places) and numbers.start_index_map == (0, 1)
+        tokens = self._tokens_in(places.arguments[0][0] if single else places, operand)
+        if tokens is not None and len(own) == 2 and tuple(eqn.params["slice_sizes"]) == (1, own[1]):
+            read = self.shapes[tokens]
+            rows = (*read, 1, own[1]) if single else (*read, own[1])
+            if shape == rows and numbers.offset_dims == tuple(range(len(read), len(shape))):
                 return self._viewed(self._embedded(operand, tokens), shape)
-        tokens = self._tokens_in(places, operand)
-        rows = tuple(eqn.params["slice_sizes"]) == (1, *own[1:]) and len(own) == 2
-        if (
-            tokens is not None
-            and rows
-            and numbers.offset_dims == (len(shape) - 1,)
-            and shape[:-1] == self.shapes[tokens]
-        ):
-            return self._embedded(operand, tokens)
         return self._by_jax("index", eqn, given, shape)
 
     def _embedded(self, table: Operation, tokens: Operation) -> Operation:

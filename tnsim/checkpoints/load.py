@@ -540,14 +540,12 @@ def _source_matches(source: str | os.PathLike[str]) -> list[tuple[str, Path]]:
             raise CheckpointError(
                 f"no checkpoint matches ({', '.join(SUFFIXES)}){_held_by(Path(source))}"
             )
+        found = []
         # Folders list files in an order of their own.
-        ordered = sorted(paths, key=lambda name: natural(Path(name)))
-        return [(name, _located_entry(paths[name])) for name in ordered]
-
-
-def _located_entry(path: str | Path) -> Path:
-    with naming(path):
-        return located(path)
+        for name in sorted(paths, key=lambda name: natural(Path(name))):
+            with naming(paths[name]):
+                found.append((name, located(paths[name])))
+        return found
 
 
 def _held_by(folder: Path) -> str:

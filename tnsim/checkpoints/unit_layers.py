@@ -663,17 +663,15 @@ class Stack:
         zero = self.zeros((1,))
         at = indices(self.library, entries + layout.position * (count + 1))
         n, shape = self.positions, matrix.shape
-        root = self._in_rows(count)
 
         def placed(z: Any) -> Any:
             ones = self.library.concatenate([zero] * n).reshape(n, 1)
             return self.library.concatenate([z, ones], 1).reshape(-1)[at].reshape(shape)
 
         if n == 1 and count == layout.width:
-            root = replace(root, grids=(tuple(shape),))
-            down = root.then(lambda z: z.reshape(shape), shape)
+            down = self._in_rows(count, (tuple(shape),)).then(lambda z: z.reshape(shape), shape)
         else:
-            down = root.then(placed, shape)
+            down = self._in_rows(count).then(placed, shape)
         return (rows, self.zeros((count,))), down
 
     def _append_units(
