@@ -419,14 +419,14 @@ class _Writer:
         """The product along an axis, factor by factor, of so few factors that it has a layer."""
         x, axes = given[0], eqn.params["axes"]
         if len(axes) != 1 or not 1 <= self.shapes[x][axes[0]] <= MOST_POWERS:
-            return self.add("reduce_prod", given, shape, lambda x: _results(eqn, [x])[0])
+            return self._by_jax("reduce_prod", eqn, given, shape)
         factors = [self._viewed(one, shape) for one in self._places(x, axes[0])]
         return reduce(lambda u, v: self._entrywise("mul", [u, v], shape), factors)
 
     def _cumprod(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
         x, axis, turn = given[0], eqn.params["axis"], -1 if eqn.params["reverse"] else 1
         if not 1 <= shape[axis] <= MOST_POWERS:
-            return self.add("lax.cumprod", given, shape, lambda x: _results(eqn, [x])[0])
+            return self._by_jax("lax.cumprod", eqn, given, shape)
         factors = self._places(x, axis)[::turn]
         one = self.shapes[factors[0]]
         products = accumulate(factors, lambda u, v: self._entrywise("mul", [u, v], one))

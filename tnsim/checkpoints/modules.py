@@ -1044,15 +1044,22 @@ def _check_unquantised(name: str, module: Any) -> None:
 
 def _check_describable(module: Any, declared: tuple[type, ...], is_given: bool) -> None:
     """Raise `UnsupportedLayer` naming every submodule of which no layer can be read."""
-    unreadable = list(_unreadable_parts(module, declared, is_given))
+    # PyTorch's attention is named as a whole, since its linear layers alone look readable.
+    softmax = [path for path, child in module.named_modules() if kind(child) == SOFTMAX]
+    unreadable = [(path, f"{SOFTMAX}, which is softmax attention") for path in softmax]
+    for path, leaf in leaves_of(module, declared):
+        if isinstance(leaf, declared) or path.rpartition(".")[0] in softmax:
+            continue
+        if reason := _leaf_reason(leaf, is_given):
+            unreadable.append((path, f"{kind(leaf)}{reason}"))
+    if not unreadable:
+        return
     # The same request once, not for each of many convolutions.
     asked = all(why.endswith(_ASK_FOR_INPUTS) for _, why in unreadable)
     wrong = [
         f"{path or 'the module'}: {why.removesuffix(_ASK_FOR_INPUTS) if asked else why}"
         for path, why in unreadable
     ]
-    if not wrong:
-        return
     shown = "; ".join(wrong[:6])
     if len(wrong) > 6:
         shown += f"; and {len(wrong) - 6} more"
@@ -1063,20 +1070,6 @@ def _check_describable(module: Any, declared: tuple[type, ...], is_given: bool) 
         f"{said}. A class of your own that they describe can be declared: "
         f"layers={{Class: BilinearRule(...) or a function}}. {ON_INPUTS}"
     )
-
-
-def _unreadable_parts(
-    module: Any, declared: tuple[type, ...], is_given: bool
-) -> Iterable[tuple[str, str]]:
-    softmax = [path for path, child in module.named_modules() if kind(child) == SOFTMAX]
-    # PyTorch's attention is named as a whole, since its linear layers alone look readable.
-    for path in softmax:
-        yield path, f"{SOFTMAX}, which is softmax attention"
-    for path, leaf in leaves_of(module, declared):
-        if isinstance(leaf, declared) or path.rpartition(".")[0] in softmax:
-            continue
-        if reason := _leaf_reason(leaf, is_given):
-            yield path, f"{kind(leaf)}{reason}"
 
 
 def _leaf_reason(leaf: Any, is_given: bool) -> str:
