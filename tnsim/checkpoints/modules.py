@@ -184,7 +184,6 @@ def _merged_reading(
     inputs: Any,
     output: str | int | None = None,
     width: int | None = None,
-    first: Any = None,
     reader: Any = None,
 ) -> Recognised:
     """The layers of a module, adapters within its weights; for arguments see `recognised`.
@@ -194,7 +193,7 @@ def _merged_reading(
             where they are those of the base.
     """
     merged = merged_module(module)
-    reading = recognised(merged, layers, n_ctx, inputs, output, first, width, reader)
+    reading = recognised(merged, layers, n_ctx, inputs, output, width, reader)
     if merged is not module:
         torch = require_torch()
         with torch.no_grad():
@@ -257,7 +256,7 @@ class StatesOf:
         """
         module, left_out = self._loaded(state, leave_out, patterns_taken=True)
         asked = None, n_ctx, self.inputs, self.output, self.width
-        reading = _merged_reading(module, *asked, first=self.module, reader=self)
+        reading = _merged_reading(module, *asked, reader=self)
         caveats = (f"left out: {', '.join(left_out)}",) if left_out else ()
         return reading.model(norm_inputs, n_ctx, caveats)
 
@@ -464,7 +463,6 @@ def recognised(
     n_ctx: int | None,
     inputs: Any,
     output: str | int | None = None,
-    first: Any = None,
     width: int | None = None,
     reader: Any = None,
 ) -> Recognised:
@@ -476,9 +474,9 @@ def recognised(
         n_ctx: Length of sequences.
         inputs: An example of the module's argument.
         output: Name of the output that counts, or its place in a tuple.
-        first: The module of which the module is a copy with other weights.
         width: Entries of a vector that the module reads, where what it is compared with says so.
-        reader: Object for which the module, or copies of it, are read again and again.
+        reader: Object for which the module, or copies of it, are read again and again; a `StatesOf`
+            where the module is a copy with other weights.
 
     Returns:
         The layers of the module.
@@ -514,7 +512,8 @@ def recognised(
             if output is None:
                 _check_describable(module, tuple(declared), False)  # which says more
             raise
-        asked = _Asked(module, double, declared, inputs, n_ctx, output, first or module, reader)
+        first = reader.module if isinstance(reader, StatesOf) else module
+        asked = _Asked(module, double, declared, inputs, n_ctx, output, first, reader)
         try:
             reading = _first_reading(asked, example)
         except ModelError:
