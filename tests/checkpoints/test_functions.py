@@ -338,6 +338,13 @@ def test_what_is_no_function_of_weights_and_inputs(rng):
         jax.grad(lambda p: tnsim.similarity(lambda x: line(p, x), goal, inputs))(params)
 
 
+def test_tokens_as_truth_values_are_refused_by_name(rng):
+    """They were taken for the tokens themselves, and the refusal spoke of random numbers."""
+    present = lambda p, t: p["table"][t.astype(bool).astype(int)]  # noqa: E731
+    with refused("rounds numbers that depend on the input to bool", tnsim.UnsupportedLayer):
+        tnsim.from_function(present, weights(rng), np.zeros((1, POSITIONS), np.int32))
+
+
 def test_functions_of_entries_in_place_are_refused(rng):
     """They were left out wherever random inputs did not meet them."""
     clipped = lambda p, x: x.at[:, 0].apply(lambda u: jnp.clip(u, -1e9, 1e9))  # noqa: E731

@@ -9,7 +9,6 @@ setting is known to change nothing, or is applied, or refused by name.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import Counter
@@ -30,7 +29,6 @@ from tnsim.checkpoints.formats import (
     configuration,
     contents,
     is_adapter,
-    read_text,
 )
 from tnsim.checkpoints.layer_rules import to_numpy
 from tnsim.checkpoints.module_calls import copy_of
@@ -302,12 +300,7 @@ def adapted(adapter: Path, file: Path, base: Contents | None = None) -> Contents
 
 
 def _settings(adapter: Path) -> Mapping[str, Any]:
-    file = adapter.with_name(ADAPTER_SETTINGS)
-    with refusing(f"{file.name} beside it is not JSON"):
-        settings = json.loads(read_text(file))
-    if not isinstance(settings, Mapping):
-        raise CheckpointError(f"{file.name} beside it must hold names and values")
-    return settings
+    return configuration(adapter, (ADAPTER_SETTINGS,)) or {}
 
 
 def _check_settings(settings: Mapping[str, Any]) -> None:

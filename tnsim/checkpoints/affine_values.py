@@ -33,7 +33,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -58,6 +58,9 @@ RUNS = 8
 AT_ONCE = 2**19
 """Entries of the largest array on the way, over all rows of a matrix that are computed at once."""
 
+Grids: TypeAlias = tuple[tuple[int, ...], ...]
+"""Shapes of the arrays that coordinates are, one after another."""
+
 IDENTITY = "the identity"
 """In the place of `Map.last`, that the last axis of an array is the coordinates in their order."""
 
@@ -76,7 +79,7 @@ class LinearMap:
     """
 
     run: Callable[[Float[np.ndarray, "points size"]], Float[np.ndarray, "points rows"]]
-    grids: tuple[tuple[int, ...], ...]
+    grids: Grids
     rows: int
     block: int
     reach: Callable[[Float[np.ndarray, "points size"]], Float[np.ndarray, "points rows"]]
@@ -377,11 +380,18 @@ class Library(Protocol):
     """Functions of arrays that the algebra needs, besides the methods all arrays have.
 
     Attributes:
+        precision: Type of the fewest digits that a module or function computes with.
         rounding: Relative difference of numbers that are equal but for the order of sums.
     """
 
+    precision: Any
+
     @property
     def rounding(self) -> float: ...
+
+    def epsilon(self, dtype: Any) -> float:
+        """The machine epsilon of a type of floats."""
+        ...
 
     def vmap(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """The function on many rows at once."""
@@ -405,10 +415,6 @@ class Library(Protocol):
 
     def numbers(self, array: Any) -> np.ndarray:
         """The entries without gradients."""
-        ...
-
-    def keeps(self, before: Any, after: Any) -> bool:
-        """Whether a change of type keeps the digits that the module computes with."""
         ...
 
 
@@ -437,7 +443,7 @@ class Map:
     operation: Callable[..., Any] | None = None
     reach: Callable[..., Any] | None = None
     before: tuple[Map, ...] = ()
-    grids: tuple[tuple[int, ...], ...] = ()
+    grids: Grids = ()
     index: Any = None
     position: Any = None
     last: Any = None
@@ -584,13 +590,11 @@ class Map:
         return requires_grad(entries) or bool(entries.any())
 
 
-def rerooted(
-    linear: Map, size: int, start: int, grids: tuple[tuple[int, ...], ...], memo: dict[Map, Map]
-) -> Map:
+def rerooted(linear: Map, size: int, start: int, grids: Grids, memo: dict[Map, Map]) -> Map:
     """A map of some coordinates as a map of more, among which these come from a place on."""
 
     def padded(last: Any) -> Any:
-        last = linear.library.eye(linear.size) if last is IDENTITY else last
+        last = matrix_rows(last, linear.size, linear.library)
         zeros = [
             linear.library.array(np.zeros((last.shape[0], n)))
             for n in (start, size - start - linear.size)
@@ -630,7 +634,7 @@ def side_by_side(maps: Sequence[Map], positions: int) -> Map:
     return added([rerooted(one, total, start, grids, {}) for one, start in pairs])
 
 
-def joined_grids(maps: Sequence[Map], positions: int) -> tuple[tuple[int, ...], ...]:
+def joined_grids(maps: Sequence[Map], positions: int) -> Grids:
     """The grids of the coordinates of all maps, one after another."""
     if positions > 1:  # coordinates of a position are a vector
         return ((sum(one.size for one in maps),),)
@@ -713,7 +717,7 @@ class Value:
     def _rows_times(self, gain: Any) -> Callable[[Any], Any]:
         """The function of matrices of the last axis that multiplies their rows."""
         slopes = list(self.slopes.values())
-        return lambda last: gain * _matrix_rows(last, slopes[0].shape[-1], slopes[0].library)
+        return lambda last: gain * matrix_rows(last, slopes[0].shape[-1], slopes[0].library)
 
 
 def affine_result(
@@ -800,7 +804,7 @@ def _last_matrix(
     if name == "mul" and width == rows and (last is not IDENTITY or before.entries > before.size):
         gain = values.get(arguments[1] if arguments[0] is read else arguments[0])
         if gain is not None and math.prod(gain.shape) == width == gain.shape[-1]:  # of each row
-            return gain.reshape(-1, 1) * _matrix_rows(last, rows, library)
+            return gain.reshape(-1, 1) * matrix_rows(last, rows, library)
     if name in ("mm", "addmm", "bmm") and arguments[-2:][0] is read:
         weight = values[arguments[-1]]
         # Numbers by name are factors, of which the matrix is not made.
@@ -812,9 +816,10 @@ def _last_matrix(
     if name == "slice" and width != rows:
         axis, start, stop, step = ([*arguments[1:], *(0, 0, 2**62, 1)[len(arguments) - 1 :]])[:4]
         if axis % len(shape) == len(shape) - 1:
-            return _matrix_rows(last, rows, library)[slice(start, stop, step)]
+            return matrix_rows(last, rows, library)[slice(start, stop, step)]
     return None
 
 
-def _matrix_rows(last: Any, rows: int, library: Library) -> Any:
+def matrix_rows(last: Any, rows: int, library: Library) -> Any:
+    """The matrix of a last axis, written out where it is `IDENTITY`."""
     return library.eye(rows) if last is IDENTITY else last

@@ -21,9 +21,8 @@ from tnsim.checkpoints.layer_rules import constant_score
 from tnsim.checkpoints.norms import Normed
 from tnsim.checkpoints.operations import AXES, Operation
 from tnsim.checkpoints.unit_layers import Layout, Stack
-from tnsim.checkpoints.unit_rows import written_out
+from tnsim.checkpoints.unit_rows import unless_zero, written_out
 from tnsim.errors import UnsupportedLayer
-from tnsim.models.arrays import requires_grad
 from tnsim.models.layers import Attention, rotated
 
 KEEP_PLACES = frozenset(
@@ -240,8 +239,7 @@ def attended(stack: Stack, scores: Scores, value: Value, place: str) -> Value:
 
     def flat_rows(leg: tuple[Any, Any]) -> tuple[Any, Any]:
         matrix, bias = (one[:, 0].reshape(-1, one.shape[-1]) for one in leg)
-        used = requires_grad(bias) or bool(bias.any())
-        return matrix, bias[:, 0] if used else None
+        return matrix, unless_zero(bias[:, 0])
 
     factors = scale * d_head**2
     weights: dict[str, Any] = {}

@@ -80,9 +80,8 @@ def _check_alike(one: Graph, other: Graph, what: str) -> None:
     seen = set(pairs)
     while pairs:
         pair = first, second = pairs.pop()
-        if first.name != second.name or len(first.reads) != len(second.reads):
-            raise UnsupportedLayer(refusal)
-        if weights.get(first) != weights.get(second):
+        same_kind = first.name == second.name and len(first.reads) == len(second.reads)
+        if not same_kind or weights.get(first) != weights.get(second):
             raise UnsupportedLayer(refusal)
         if first.name in _ARITHMETIC or is_entrywise(first.name):
             numbers, others = (

@@ -10,7 +10,7 @@ u, so that its places are exact.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -293,15 +293,17 @@ class Chain:
     def _facts(self) -> dict[Operation, _Facts]:
         """What is known of the values on the way."""
         known = {self.start: _Facts()}
+
+        def of(arguments: Iterable[Any]) -> list[_Facts]:
+            return [known[x] if self._varies(x) else _CONSTANT for x in arguments]
+
         for one in self.steps:
             function = FUNCTIONS[one.name]
-            parts = [known[x] if self._varies(x) else _CONSTANT for x in one.arguments]
+            parts = of(one.arguments)
             kinks = frozenset[float]().union(*(part.kinks for part in parts))
             if function.switches is not None:
                 for pair in function.switches(*one.arguments, **dict(one.keywords)):
-                    kinks |= self._crossings(
-                        pair, [known[x] if self._varies(x) else _CONSTANT for x in pair]
-                    )
+                    kinks |= self._crossings(pair, of(pair))
             is_linear = function.is_linear and all(part.is_linear for part in parts)
             is_constant = function.is_linear and all(part.is_constant for part in parts)
             if one.name in ("mul", "div"):

@@ -25,7 +25,7 @@ import re
 import struct
 import warnings
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -140,11 +140,12 @@ def is_adapter(path: Path) -> bool:
     return path.name in ADAPTERS and path.with_name(ADAPTER_SETTINGS).is_file()
 
 
-def configuration(path: Path) -> Mapping[str, Any] | None:
+def configuration(path: Path, names: Sequence[str] = NAMES) -> Mapping[str, Any] | None:
     """The contents of config.json or config.yaml beside a checkpoint.
 
     Args:
         path: Path of the checkpoint.
+        names: Names of the file, of which the first that is there is read.
 
     Returns:
         Names and values, None where there is no such file.
@@ -160,7 +161,7 @@ def configuration(path: Path) -> Mapping[str, Any] | None:
         >>> configuration(folder / "step_100.safetensors")
         {'n_head': 4}
     """
-    beside = [path.with_name(name) for name in NAMES]
+    beside = [path.with_name(name) for name in names]
     file = next(filter(Path.is_file, beside), None)
     if file is None:
         return None
@@ -172,10 +173,6 @@ def configuration(path: Path) -> Mapping[str, Any] | None:
             f"{file.name} beside it must hold names and values, found {type(values).__name__}"
         )
     return values
-
-
-def _read_json(file: Path) -> Any:
-    return json.loads(read_text(file))
 
 
 def _read_yaml(file: Path) -> Any:
@@ -205,7 +202,7 @@ def _read_yaml(file: Path) -> Any:
 
 
 _PARSERS = {
-    ".json": ("JSON", _read_json),
+    ".json": ("JSON", lambda file: json.loads(read_text(file))),
     ".yaml": ("YAML", _read_yaml),
     ".yml": ("YAML", _read_yaml),
 }
@@ -753,7 +750,7 @@ def _without_numbers(
         if isinstance(value, Mapping):
             unread[name] = _without_numbers(value, tensor_type, tensors, seen)
         elif isinstance(value, tensor_type) and strange(value) is None:  # else refused when read
-            unread[name] = _torch_tensor(name, value)
+            unread[name] = stored_tensor(name, value)
             tensors.append(unread[name])
     return unread
 
@@ -779,7 +776,7 @@ def strange(tensor: Any) -> str | None:
     return None if layout == "torch.strided" else f"is sparse ({layout}); store it with to_dense()"
 
 
-def _torch_tensor(name: Any, tensor: Any) -> Stored:
+def stored_tensor(name: Any, tensor: Any) -> Stored:
     """A tensor of PyTorch as `Stored`, copied when read, as its mapped file may be overwritten."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     return Stored(str(name), dtype, tensor.numel() * tensor.itemsize, tensor.detach().clone)

@@ -19,11 +19,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from tnsim.checkpoints.adapters import adapted, base_of
+from tnsim.checkpoints.adapters import adapted, base_of, merged_module
 from tnsim.checkpoints.folders import OLD, WHOLE, model_file
-from tnsim.checkpoints.formats import Contents, Stored, configuration, contents, is_adapter
+from tnsim.checkpoints.formats import (
+    ADAPTERS,
+    Contents,
+    configuration,
+    contents,
+    is_adapter,
+    stored_tensor,
+)
 from tnsim.errors import (
     CheckpointError,
     ModelError,
@@ -165,19 +170,19 @@ def given_models(
         }
     if is_path_or_paths(models):
         # Files of a dialect have a single output, state dicts of a module those of the module.
-        of_module, example, width = is_module(dialect), None, None
-        chosen = output if of_module else None
+        of_module, width = is_module(dialect), None
         as_functions = of_module and (runs or inputs is not None)
-        if of_module and inputs is None:
-            n_ctx, width = length_and_width(n_ctx, shape)
-            example = None if width is None else _example_of_width(dialect, n_ctx, width)
+        reader = dialect
+        if of_module:
+            from tnsim.checkpoints.modules import StatesOf, compared_module
+
+            if inputs is None:
+                n_ctx, width = length_and_width(n_ctx, shape)
+            reader = StatesOf(merged_module(dialect), None, output, width)
         try:
             if as_functions:
-                from tnsim.checkpoints.modules import from_module
-
-                # Norms are refused here too.
-                from_module(dialect, n_ctx=n_ctx, inputs=example, output=chosen)
-            series = Series(models, dialect, n_ctx, inputs=example, output=chosen)
+                compared_module(dialect, n_ctx, width, output)  # norms are refused here too
+            series = Series(models, reader, n_ctx)
         except (UnsupportedLayer, ModelError) as refused:
             if not as_functions:
                 raise
@@ -270,8 +275,6 @@ def folders_of_networks(models: Any) -> dict[str, Path]:
         >>> folders_of_networks({"first": "a"})
         {}
     """
-    from tnsim.checkpoints.folders import OLD, WHOLE
-    from tnsim.checkpoints.formats import ADAPTERS
     from tnsim.checkpoints.load import Series
 
     if not is_path_or_paths(models):
@@ -295,20 +298,6 @@ def folders_of_networks(models: Any) -> dict[str, Path]:
     folders = {label: path.parent for label, path in paths}
     is_known = len(folders) == len(series) and all(map(architecture_of, folders.values()))
     return folders if is_known else {}
-
-
-def _example_of_width(module: Any, n_ctx: int | None, width: int) -> Any:
-    """An example of vectors of a width, where the module alone does not say that it reads them."""
-    from tnsim.checkpoints.module_calls import shape_of_inputs
-
-    for known in (None, width):
-        try:
-            shape = shape_of_inputs(module, n_ctx, known)
-        except ModelError as refused:
-            log.debug("%s: %s", type(module).__name__, refused)
-            continue
-        return None if known is None else np.zeros((1, *shape))
-    return None
 
 
 def _check_can_run(module: Any, n_ctx: int | None, refusal: TnsimError, width: int | None) -> None:
@@ -469,13 +458,8 @@ def _tensors_of(net: Any) -> Contents:
     Tied tensors have the first of their names, as in files.
     """
     own = {name for name, _ in (*net.named_parameters(), *net.named_buffers())}
-    return Contents.flat(
-        [
-            Stored(name, str(tensor.dtype).removeprefix("torch."), tensor.nbytes, tensor.detach)
-            for name, tensor in net.state_dict().items()
-            if name in own
-        ]
-    )
+    tensors = net.state_dict().items()
+    return Contents.flat([stored_tensor(name, tensor) for name, tensor in tensors if name in own])
 
 
 def module_in(path: str | os.PathLike[str]) -> Any:

@@ -15,7 +15,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial, reduce
+from functools import reduce
 from itertools import accumulate
 from operator import attrgetter
 from typing import Any
@@ -30,7 +30,6 @@ from torch.func import functional_call, functionalize
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.utils._pytree import tree_leaves
 
-from tnsim.checkpoints import batches
 from tnsim.checkpoints.curves import MOST_POWERS
 from tnsim.checkpoints.module_calls import join
 from tnsim.checkpoints.operations import Graph, Operation, is_turned_parameter
@@ -65,17 +64,8 @@ class TorchLibrary:
     def rounding(self) -> float:
         return max(1e-12, 64 * torch.finfo(self.like.dtype).eps)
 
-    def keeps(self, before: torch.Tensor, after: torch.Tensor) -> bool:
-        if before.dtype.is_complex or after.dtype.is_complex:
-            return True  # which no table knows
-        if not before.is_floating_point():  # truth values, and token numbers, in int32 at least
-            narrow = not (after.is_floating_point() or before.dtype is torch.bool)
-            return not narrow or (
-                after.dtype is not torch.bool and torch.iinfo(after.dtype).bits >= 32
-            )
-        if not after.is_floating_point():
-            return False
-        return torch.finfo(after.dtype).eps <= torch.finfo(self.precision).eps
+    def epsilon(self, dtype: torch.dtype) -> float:
+        return torch.finfo(dtype).eps
 
     def vmap(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return torch.func.vmap(function)
@@ -118,7 +108,7 @@ def graph_of(module: torch.nn.Module, example: torch.Tensor, whole: tuple[type, 
         whole: Classes of submodules that are taken whole.
 
     Returns:
-        The operations for a single input.
+        The operations for as many inputs.
 
     Raises:
         UnsupportedLayer: The module branches on values, or computes with the number of its inputs.
@@ -128,32 +118,7 @@ def graph_of(module: torch.nn.Module, example: torch.Tensor, whole: tuple[type, 
         >>> [one.name for one in graph.operations if one.name not in ("weight", "input")]
         ['t', 'addmm']
     """
-    return _graph(*_traced(module, example[:1], whole), module)
-
-
-def check_batches(
-    module: torch.nn.Module, graph: Graph, example: torch.Tensor, whole: tuple[type, ...] = ()
-) -> None:
-    """Raise `UnsupportedLayer` where what a module gives for an input depends on the others.
-
-    Args:
-        module: A module in evaluation mode.
-        graph: Its graph on a single input.
-        example: Inputs that the module takes, the first axis the batch.
-        whole: Classes of submodules that are taken whole.
-    """
-
-    def repeated(count: int) -> torch.Tensor:
-        return example[:1].expand(count, *example.shape[1:]).clone()
-
-    batches.check_batches(
-        graph,
-        lambda count: _graph(*_traced(module, repeated(count), whole), module),
-        state_of(module),
-        repeated(2),
-        TorchLibrary(example if example.is_floating_point() else torch.zeros(())),
-        "the module",
-    )
+    return _graph(*_traced(module, example, whole), module)
 
 
 def lengths_of(module: torch.nn.Module, graph: Graph, example: torch.Tensor) -> list[int]:
@@ -314,7 +279,7 @@ def _traced(
         for method in ("get_parameter", "get_buffer"):
             # While parameters are arguments, they are attributes of another class.
             patched.append((child, method))
-            child.__dict__[method] = partial(_attribute, child)
+            child.__dict__[method] = lambda name, child=child: attrgetter(name)(child)
     names = [getattr(torch.ops.aten, name) for name in _DECOMPOSED if hasattr(torch.ops.aten, name)]
     try:
         with warnings.catch_warnings(), torch.no_grad(), _compiled_parts_inlined(), _one_mode():
@@ -445,7 +410,10 @@ def _scattered(
     stop: int | None = None,
     step: int = 1,
 ) -> torch.Tensor:
-    """An array with a part in the place of a slice."""
+    """An array with a part in the place of a slice.
+
+    PyTorch computes its own operation on many rows at once only for slices with a known end.
+    """
     places = range(x.shape[axis])[start:stop:step]
     if step != 1:
         return x.index_copy(axis, torch.tensor(list(places), dtype=torch.int64), part)
@@ -519,11 +487,6 @@ def _opname(node: torch.fx.Node) -> str:
     return str(getattr(node.target, "_opname", "")) if node.op == "call_function" else ""
 
 
-def _attribute(module: torch.nn.Module, name: str) -> Any:
-    path, _, last = name.rpartition(".")
-    return getattr(module.get_submodule(path), last)
-
-
 def _graph(
     traced: torch.fx.GraphModule,
     owns: dict[str, tuple[str, str]],
@@ -539,6 +502,7 @@ def _graph(
     argument = Operation("input")
     output = None
     same: dict[str, Operation] = {}
+    drawing: list[Operation] = []
     owned = {name for end, (_, start) in owns.items() for name in (end, start)}
     for node in traced.graph.nodes:
         if node.op == "placeholder":
@@ -567,11 +531,18 @@ def _graph(
                 place = places.get(node.name, "the forward pass")
                 same[key] = _operation(node, known, place)
             operation = same[key]
+            if _draws(node):
+                drawing.append(operation)
         known[node] = operation
     by_name = {node.name: operation for node, operation in known.items()}
     if output is None:
         raise UnsupportedLayer("the output of the forward pass does not depend on the input")
-    _check_draws_nothing(traced, places)
+    needed = output.before()
+    if drawn := next((one for one in drawing if one in needed), None):
+        raise UnsupportedLayer(
+            f"{drawn.place} computes {drawn.name}, which draws random numbers: the module gives "
+            "something else each time"
+        )
     ends = {
         by_name[end]: (path, by_name[start])
         for end, (path, start) in owns.items()
@@ -581,8 +552,10 @@ def _graph(
     return Graph(operations, state, argument, output, constants, ends)
 
 
-def _drops(node: torch.fx.Node) -> bool:
-    """Whether an operation that may draw numbers does: attention without dropout does not."""
+def _draws(node: torch.fx.Node) -> bool:
+    """Whether an operation draws random numbers: attention without dropout does not."""
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
     operator: Any = node.target
     arguments = [argument.name for argument in operator._schema.arguments]
     if "dropout_p" not in arguments:
@@ -590,23 +563,6 @@ def _drops(node: torch.fx.Node) -> bool:
     place = arguments.index("dropout_p")
     chosen = node.args[place] if place < len(node.args) else node.kwargs.get("dropout_p", 0.0)
     return not isinstance(chosen, int | float) or chosen != 0
-
-
-def _check_draws_nothing(traced: torch.fx.GraphModule, places: Mapping[str, str]) -> None:
-    """Raise `UnsupportedLayer` where the output depends on random numbers."""
-    needed = list(traced.graph.find_nodes(op="output"))
-    found = set(needed)
-    while needed:
-        node = needed.pop()
-        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and _drops(node):
-            place = places.get(node.name, "the forward pass")
-            raise UnsupportedLayer(
-                f"{place} computes {_name(node)}, which draws random numbers: the module gives "
-                "something else each time"
-            )
-        further = [one for one in node.all_input_nodes if one not in found]
-        found.update(further)
-        needed += further
 
 
 def _name(node: torch.fx.Node) -> str:

@@ -62,21 +62,15 @@ MOST_TURNS = 1024
 class NumpyLibrary:
     """The functions of arrays that the algebra asks for, see `affine_values.Library`."""
 
-    def __init__(self, precision: np.dtype | None = None) -> None:
-        self.precision = np.dtype(np.float64) if precision is None else precision
+    def __init__(self, precision: np.dtype) -> None:
+        self.precision = precision
 
     @property
     def rounding(self) -> float:
         return 1e-12
 
-    def keeps(self, before: np.ndarray, after: np.ndarray) -> bool:
-        if "c" in (before.dtype.kind, after.dtype.kind):
-            return True  # which no table knows
-        if before.dtype.kind in "iu" and after.dtype.kind in "iu":
-            return after.dtype.itemsize >= 4
-        if before.dtype.kind in "biu":
-            return True
-        return after.dtype == np.float64
+    def epsilon(self, dtype: np.dtype) -> float:
+        return float(jax.numpy.finfo(dtype).eps)
 
     def vmap(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return lambda rows: np.stack([function(row) for row in rows])
@@ -425,14 +419,14 @@ class _Writer:
         """The product along an axis, factor by factor, of so few factors that it has a layer."""
         x, axes = given[0], eqn.params["axes"]
         if len(axes) != 1 or not 1 <= self.shapes[x][axes[0]] <= MOST_POWERS:
-            return self.add("reduce_prod", given, shape, lambda x: _results(eqn, [x])[0])
+            return self._by_jax("reduce_prod", eqn, given, shape)
         factors = [self._viewed(one, shape) for one in self._places(x, axes[0])]
         return reduce(lambda u, v: self._entrywise("mul", [u, v], shape), factors)
 
     def _cumprod(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
         x, axis, turn = given[0], eqn.params["axis"], -1 if eqn.params["reverse"] else 1
         if not 1 <= shape[axis] <= MOST_POWERS:
-            return self.add("lax.cumprod", given, shape, lambda x: _results(eqn, [x])[0])
+            return self._by_jax("lax.cumprod", eqn, given, shape)
         factors = self._places(x, axis)[::turn]
         one = self.shapes[factors[0]]
         products = accumulate(factors, lambda u, v: self._entrywise("mul", [u, v], one))
@@ -444,28 +438,15 @@ class _Writer:
 
     def _gather(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
         operand, places = given
-        numbers = eqn.params["dimension_numbers"]
-        own = self.shapes[operand]
-        if self._starts_rows(places) and numbers.start_index_map == (0, 1):
-            # A single token that is mapped over inputs and positions: its row has an axis more.
-            tokens = self._tokens_in(places.arguments[0][0], operand)
-            last = len(shape) - 2, len(shape) - 1
-            if (
-                tokens is not None
-                and len(own) == 2
-                and numbers.offset_dims == last
-                and shape == (*self.shapes[tokens], 1, own[1])
-            ):
+        numbers, own = eqn.params["dimension_numbers"], self.shapes[operand]
+        # A single token that is mapped over inputs and positions: its row has an axis more.
+        single = self._starts_rows(places) and numbers.start_index_map == (0, 1)
+        tokens = self._tokens_in(places.arguments[0][0] if single else places, operand)
+        if tokens is not None and len(own) == 2 and tuple(eqn.params["slice_sizes"]) == (1, own[1]):
+            read = self.shapes[tokens]
+            rows = (*read, 1, own[1]) if single else (*read, own[1])
+            if shape == rows and numbers.offset_dims == tuple(range(len(read), len(shape))):
                 return self._viewed(self._embedded(operand, tokens), shape)
-        tokens = self._tokens_in(places, operand)
-        rows = tuple(eqn.params["slice_sizes"]) == (1, *own[1:]) and len(own) == 2
-        if (
-            tokens is not None
-            and rows
-            and numbers.offset_dims == (len(shape) - 1,)
-            and shape[:-1] == self.shapes[tokens]
-        ):
-            return self._embedded(operand, tokens)
         return self._by_jax("index", eqn, given, shape)
 
     def _embedded(self, table: Operation, tokens: Operation) -> Operation:

@@ -406,10 +406,6 @@ def _norm_vector(key: str | None, size: int, arrays: NamedArrays) -> np.ndarray 
     return array
 
 
-def _linear(rule: LinearRule, arrays: NamedArrays) -> Linear:
-    return Linear(arrays.matrix(rule.weight, rule.transpose), arrays.get(rule.bias))
-
-
 def _bilinear(rule: BilinearRule, arrays: NamedArrays) -> Bilinear:
     weights = dict(_weights(rule, arrays, ("left", "right")))
     if rule.lifted:
@@ -421,11 +417,6 @@ def _bilinear(rule: BilinearRule, arrays: NamedArrays) -> Bilinear:
         # Hidden units are the output, which a readout by the identity says.
         down = _identity_readout(weights["left"])
     return Bilinear(**weights, down=down, down_bias=arrays.get(rule.down_bias))
-
-
-def _elementwise(rule: ElementwiseRule, arrays: NamedArrays) -> Elementwise:
-    own: Any = rule.activation  # a name, see `check_rule`
-    return Elementwise(own)
 
 
 def _gated(rule: GatedRule, arrays: NamedArrays) -> Gated:
@@ -584,9 +575,11 @@ def _rotary_rows(array: np.ndarray, heads: int, rule: AttentionRule) -> np.ndarr
 
 
 _MAKERS: dict[type[Rule], Callable[..., Any]] = {
-    LinearRule: _linear,
+    LinearRule: lambda rule, arrays: Linear(
+        arrays.matrix(rule.weight, rule.transpose), arrays.get(rule.bias)
+    ),
     BilinearRule: _bilinear,
     AttentionRule: _attention,
-    ElementwiseRule: _elementwise,
+    ElementwiseRule: lambda rule, _: Elementwise(rule.activation),  # a name, see `check_rule`
     GatedRule: _gated,
 }

@@ -109,16 +109,15 @@ def read(
         >>> read(file, "bilinear-readout").dtypes
         ('float64',)
     """
-    known = _reader_asked_for(dialect, inputs, output)
-    leave_out = patterns(leave_out)
+    asked = _asked_for(dialect, n_ctx, leave_out, norm_inputs, inputs, output)
     with naming(path):
         file = located(path)
         log.debug("read %s", file)
         inventory, told_by = read_file(file)
         # A dialect that was asked for comes before the architecture that a file of tnsim states.
-        if known is None and METADATA in inventory.metadata:
+        if asked.dialect is None and METADATA in inventory.metadata:
             check_no_norm_inputs(norm_inputs)  # norms are constants in such a file
-            if leave_out:
+            if asked.leave_out:
                 raise CheckpointError(
                     "leave_out= (--leave-out) is for foreign files: a file of tnsim's own holds no "
                     "tensor that is not read"
@@ -128,7 +127,7 @@ def read(
         # Only foreign files need the configuration beside them.
         config = configuration(told_by)
         try:
-            model = _model_by(known, inventory.state, n_ctx, config, leave_out, norm_inputs)
+            model = _model_by(asked, inventory.state, config)
         except CheckpointError as refused:
             if METADATA not in inventory.metadata:
                 raise
@@ -141,15 +140,9 @@ def read(
         return Checkpoint(model, inventory.dtypes)
 
 
-def _model_by(
-    reader: Dialect | StatesOf | None,
-    state: Mapping[str, Any],
-    n_ctx: int | None,
-    config: Mapping[str, Any] | None,
-    leave_out: Sequence[str],
-    norm_inputs: Any,
-) -> Model:
+def _model_by(asked: Reading, state: Mapping[str, Any], config: Mapping[str, Any] | None) -> Model:
     """The model of named arrays, by a dialect or by a module."""
+    reader, n_ctx, leave_out, norm_inputs = asked
     try:
         if reader is None:
             raise unnamed(state, config, leave_out)
@@ -188,17 +181,26 @@ def patterns(leave_out: str | Sequence[str]) -> tuple[str, ...]:
     return several
 
 
-def _reader_asked_for(
-    dialect: AnyDialect | None, inputs: Any, output: str | int | None
-) -> Dialect | StatesOf | None:
-    """The reader of files by a dialect or a module; None where files say what they hold."""
+def _asked_for(
+    dialect: AnyDialect | None,
+    n_ctx: int | None,
+    leave_out: str | Sequence[str],
+    norm_inputs: Any,
+    inputs: Any,
+    output: str | int | None,
+) -> Reading:
+    """The options of a call, with the reader that its dialect or its module is.
+
+    The reader of a module keeps inputs and output. There is none where files say what they hold.
+    """
     if (inputs is not None or output is not None) and not hasattr(dialect, "named_parameters"):
         raise CheckpointError(
             "inputs and output say how an nn.Module is read: give the module in the place of the "
             "dialect, as tnsim.load(path, net, output=1), found "
             f"{'none' if dialect is None else type(dialect).__name__}"
         )
-    return None if dialect is None else find_dialect(dialect, inputs, output)
+    reader = None if dialect is None else find_dialect(dialect, inputs, output)
+    return Reading(reader, n_ctx, patterns(leave_out), norm_inputs)
 
 
 def find_dialect(
@@ -333,9 +335,7 @@ class Series(Sequence[Model]):
         inputs: Any = None,
         output: str | int | None = None,
     ):
-        # A reader of a module keeps inputs and output, so parts of the series need only the reader.
-        dialect = _reader_asked_for(dialect, inputs, output)
-        self.reading: Reading = Reading(dialect, n_ctx, patterns(leave_out), norm_inputs)
+        self.reading: Reading = _asked_for(dialect, n_ctx, leave_out, norm_inputs, inputs, output)
         entries = list(_expand_source(source))
         if len(entries) > 1 and names is None:  # as a shell writes out `run/*.pt`
             _say_what_is_left_out(path for _, path in entries)
@@ -540,14 +540,12 @@ def _source_matches(source: str | os.PathLike[str]) -> list[tuple[str, Path]]:
             raise CheckpointError(
                 f"no checkpoint matches ({', '.join(SUFFIXES)}){_held_by(Path(source))}"
             )
+        found = []
         # Folders list files in an order of their own.
-        ordered = sorted(paths, key=lambda name: natural(Path(name)))
-        return [(name, _located_entry(paths[name])) for name in ordered]
-
-
-def _located_entry(path: str | Path) -> Path:
-    with naming(path):
-        return located(path)
+        for name in sorted(paths, key=lambda name: natural(Path(name))):
+            with naming(paths[name]):
+                found.append((name, located(paths[name])))
+        return found
 
 
 def _held_by(folder: Path) -> str:
@@ -599,15 +597,11 @@ def natural(path: Path) -> tuple[list[tuple[int, int, str]], ...]:
     """
     at_end = (int(path.stem.lower() in LAST), 0, "")
     texts = path.name, str(path)
-    # The odd parts of the split are the numbers.
-    name, whole = ([_name_part(part) for part in re.split(r"(\d+)", text)] for text in texts)
+    name, whole = (
+        [(1, int(part), "") if part.isdecimal() else (0, 0, part) for part in re.split(r"(\d+)", x)]
+        for x in texts
+    )
     return [at_end, *name], whole
-
-
-def _name_part(part: str) -> tuple[int, int, str]:
-    if part.isdecimal():
-        return (1, int(part), "")
-    return (0, 0, part)
 
 
 def series_labels(paths: Sequence[Path]) -> tuple[str, ...]:
@@ -816,11 +810,10 @@ def from_state_dict(
         >>> from_state_dict(state, "bilinear-readout").degree
         2
     """
-    leave_out = patterns(leave_out)
-    reader = _reader_asked_for(dialect, inputs, output)
+    asked = _asked_for(dialect, n_ctx, leave_out, norm_inputs, inputs, output)
     if not isinstance(state, Mapping):
         raise CheckpointError(f"expected named tensors, found {type(state).__name__}")
-    return _model_by(reader, state, n_ctx, config, leave_out, norm_inputs)
+    return _model_by(asked, state, config)
 
 
 class ForwardDifference(NamedTuple):

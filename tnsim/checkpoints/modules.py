@@ -153,13 +153,16 @@ def from_module(
     return reading.model(norm_inputs, n_ctx)
 
 
-def compared_module(module: Any, n_ctx: int | None, width: int | None) -> Model:
+def compared_module(
+    module: Any, n_ctx: int | None, width: int | None, output: str | int | None = None
+) -> Model:
     """The model of a module beside something that says how many numbers the module reads.
 
     Args:
         module: An `nn.Module`, as for `from_module`.
         n_ctx: Length of sequences.
         width: Entries of a vector, None where nothing says so.
+        output: Name or place of the output that counts, as for `from_module`.
 
     Raises:
         UnsupportedLayer, ModelError, TooLarge, MissingExtra: Raised as by `from_module`.
@@ -175,7 +178,7 @@ def compared_module(module: Any, n_ctx: int | None, width: int | None) -> Model:
         >>> compared_module(Halves(), None, 6).d_in
         6
     """
-    return _merged_reading(module, None, n_ctx, None, width=width).model(None, n_ctx)
+    return _merged_reading(module, None, n_ctx, None, output, width).model(None, n_ctx)
 
 
 def _merged_reading(
@@ -185,7 +188,6 @@ def _merged_reading(
     inputs: Any,
     output: str | int | None = None,
     width: int | None = None,
-    first: Any = None,
     reader: Any = None,
 ) -> Recognised:
     """The layers of a module, adapters within its weights; for arguments see `recognised`.
@@ -195,7 +197,7 @@ def _merged_reading(
             where they are those of the base.
     """
     merged = merged_module(module)
-    reading = recognised(merged, layers, n_ctx, inputs, output, first, width, reader)
+    reading = recognised(merged, layers, n_ctx, inputs, output, width, reader)
     if merged is not module:
         torch = require_torch()
         with torch.no_grad():
@@ -219,11 +221,13 @@ class StatesOf:
         module: An `nn.Module`, as for `from_module`.
         inputs: Example of the argument of the module, as for `from_module`.
         output: Name or place of the output that counts, as for `from_module`.
+        width: Entries of a vector that the module reads, as for `compared_module`.
     """
 
     module: Any
     inputs: Any = None
     output: str | int | None = None
+    width: int | None = None
 
     @property
     def name(self) -> str:
@@ -255,9 +259,8 @@ class StatesOf:
             UnsupportedLayer, ModelError: Raised as by `from_module`.
         """
         module, left_out = self._loaded(state, leave_out, patterns_taken=True)
-        reading = _merged_reading(
-            module, None, n_ctx, self.inputs, self.output, first=self.module, reader=self
-        )
+        asked = None, n_ctx, self.inputs, self.output, self.width
+        reading = _merged_reading(module, *asked, reader=self)
         caveats = (f"left out: {', '.join(left_out)}",) if left_out else ()
         return reading.model(norm_inputs, n_ctx, caveats)
 
@@ -464,7 +467,6 @@ def recognised(
     n_ctx: int | None,
     inputs: Any,
     output: str | int | None = None,
-    first: Any = None,
     width: int | None = None,
     reader: Any = None,
 ) -> Recognised:
@@ -476,9 +478,9 @@ def recognised(
         n_ctx: Length of sequences.
         inputs: An example of the module's argument.
         output: Name of the output that counts, or its place in a tuple.
-        first: The module of which the module is a copy with other weights.
         width: Entries of a vector that the module reads, where what it is compared with says so.
-        reader: Object for which the module, or copies of it, are read again and again.
+        reader: Object for which the module, or copies of it, are read again and again; a `StatesOf`
+            where the module is a copy with other weights.
 
     Returns:
         The layers of the module.
@@ -515,7 +517,8 @@ def recognised(
             if output is None:
                 _check_describable(module, tuple(declared), False)  # which says more
             raise
-        asked = _Asked(module, double, declared, inputs, n_ctx, output, first or module, reader)
+        first = reader.module if isinstance(reader, StatesOf) else module
+        asked = _Asked(module, double, declared, inputs, n_ctx, output, first, reader)
         try:
             if as_given is not None:
                 _check_modes_agree(as_given, double, example)
@@ -629,7 +632,12 @@ def _first_reading(asked: _Asked, example: Any) -> Recognised:
     said = f"{refused}. {way_out}{_advice(module, example)}"
     of_length = n_ctx is not None or (inputs is None and example.ndim > 2)
     if of_length and example.is_floating_point() and _is_whole_sequence(asked, example):
-        said = f"{said}. Of a whole sequence it is a model: {_of_whole_sequences(example)}"
+        said = (
+            f"{said}. Of a whole sequence it is a model: the module mixes positions as no layer "
+            f"does, so its {example.shape[1]} positions are read as a single vector of "
+            f"{example[0].numel()} numbers: give inputs=, an example (1, positions, d) of the "
+            "length that counts, and leave n_ctx out"
+        )
     raise UnsupportedLayer(said) from refused
 
 
@@ -709,15 +717,25 @@ def _read_by(
     form: _Form | None, asked: _Asked, example: Any, sequence: bool
 ) -> tuple[Recognised, _Form]:
     """The layers of a module by its form, which is made where there is none."""
-    from tnsim.checkpoints.graphs import check_batches, graph_of, lengths_of, state_of
+    from tnsim.checkpoints.batches import check_batches
+    from tnsim.checkpoints.graphs import TorchLibrary, graph_of, lengths_of, state_of
 
+    torch = require_torch()
     module, double, declared, _, n_ctx, _, first, _ = asked
-    whole = tuple(declared)
-    graph = graph_of(double, example, whole) if form is None else form.graph
-    layers = graph_layers(graph, state_of(double), module, declared, example, sequence)
+    state = state_of(double)
+
+    def repeated(count: int) -> Any:
+        return example[:1].expand(count, *example.shape[1:]).clone()
+
+    def written(count: int) -> Graph:
+        return graph_of(double, repeated(count), tuple(declared))
+
+    graph = written(1) if form is None else form.graph
+    layers = graph_layers(graph, state, module, declared, example, sequence)
     if form is None:
         _check_reads_no_other(graph, first)
-        check_batches(double, graph, example, whole)
+        library = TorchLibrary(example if example.is_floating_point() else torch.zeros(()))
+        check_batches(graph, written, state, repeated(2), library, "the module")
     used = graph.used()
     for path, _ in graph.owns.values():
         used |= {join(path, name) for name in tensors_of(module.get_submodule(path))}
@@ -831,14 +849,9 @@ def _check_lengths(
     Raises:
         UnsupportedLayer: The module computes something else at one of them.
     """
-    torch = require_torch()
-    rng = torch.Generator().manual_seed(0)
     taken = []
     for length in lengths:
-        shape = (2, length, *example.shape[2:])
-        given = torch.randn(shape, generator=rng)
-        if not example.is_floating_point():
-            given = torch.randint(layers[0].layer.d_in, shape, generator=rng)
+        given = example.new_zeros((2, length, *example.shape[2:]))
         try:
             double(given)
         except Exception as reason:  # of a module with a largest length
@@ -927,14 +940,6 @@ def _declared_layers(module: Any, path: str, declared: Mapping[type, Declared]) 
     }
     arrays = NamedArrays(tensors_of(module), None)
     return [normed(valued(replace(given, **keys), arrays), arrays)]
-
-
-def _of_whole_sequences(example: Any) -> str:
-    return (
-        f"the module mixes positions as no layer does, so its {example.shape[1]} positions are "
-        f"read as a single vector of {example[0].numel()} numbers: give inputs=, an example (1, "
-        "positions, d) of the length that counts, and leave n_ctx out"
-    )
 
 
 def unwrapped_module(module: Any) -> Any:
@@ -1073,15 +1078,22 @@ def _check_unquantised(name: str, module: Any) -> None:
 
 def _check_describable(module: Any, declared: tuple[type, ...], is_given: bool) -> None:
     """Raise `UnsupportedLayer` naming every submodule of which no layer can be read."""
-    unreadable = list(_unreadable_parts(module, declared, is_given))
+    # PyTorch's attention is named as a whole, since its linear layers alone look readable.
+    softmax = [path for path, child in module.named_modules() if kind(child) == SOFTMAX]
+    unreadable = [(path, f"{SOFTMAX}, which is softmax attention") for path in softmax]
+    for path, leaf in leaves_of(module, declared):
+        if isinstance(leaf, declared) or path.rpartition(".")[0] in softmax:
+            continue
+        if reason := _leaf_reason(leaf, is_given):
+            unreadable.append((path, f"{kind(leaf)}{reason}"))
+    if not unreadable:
+        return
     # The same request once, not for each of many convolutions.
     asked = all(why.endswith(_ASK_FOR_INPUTS) for _, why in unreadable)
     wrong = [
         f"{path or 'the module'}: {why.removesuffix(_ASK_FOR_INPUTS) if asked else why}"
         for path, why in unreadable
     ]
-    if not wrong:
-        return
     shown = "; ".join(wrong[:6])
     if len(wrong) > 6:
         shown += f"; and {len(wrong) - 6} more"
@@ -1092,20 +1104,6 @@ def _check_describable(module: Any, declared: tuple[type, ...], is_given: bool) 
         f"{said}. A class of your own that they describe can be declared: "
         f"layers={{Class: BilinearRule(...) or a function}}. {ON_INPUTS}"
     )
-
-
-def _unreadable_parts(
-    module: Any, declared: tuple[type, ...], is_given: bool
-) -> Iterable[tuple[str, str]]:
-    softmax = [path for path, child in module.named_modules() if kind(child) == SOFTMAX]
-    # PyTorch's attention is named as a whole, since its linear layers alone look readable.
-    for path in softmax:
-        yield path, f"{SOFTMAX}, which is softmax attention"
-    for path, leaf in leaves_of(module, declared):
-        if isinstance(leaf, declared) or path.rpartition(".")[0] in softmax:
-            continue
-        if reason := _leaf_reason(leaf, is_given):
-            yield path, f"{kind(leaf)}{reason}"
 
 
 def _leaf_reason(leaf: Any, is_given: bool) -> str:

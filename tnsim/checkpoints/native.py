@@ -169,7 +169,7 @@ def _layer_spec(layer: Layer, prefix: str, tensors: dict[str, np.ndarray]) -> di
         }
     widths: dict[str, int] = {}
     # Absent biases leave no tensor and no name.
-    for field in _array_fields(layer):
+    for field in (one for name in map_names(layer) for one in (name, bias_name(name))):
         array = getattr(layer, field)
         if isinstance(array, SparseMatrix):
             tensors[f"{prefix}.{field}.values"] = np.ascontiguousarray(array.values)
@@ -199,14 +199,6 @@ def _name_of(own: Activation) -> str:
         f"the activation {own.name!r} is a function of your own, which no file holds: save models "
         "with activations that tnsim knows by name"
     )
-
-
-def _array_fields(layer: Layer) -> list[str]:
-    """Names of a layer's matrices and biases."""
-    names: list[str] = []
-    for name in map_names(layer):
-        names += [name, bias_name(name)]
-    return names
 
 
 def _build_layer(

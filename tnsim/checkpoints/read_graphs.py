@@ -47,6 +47,24 @@ from tnsim.models.layers import Linear, Residual, with_widths
 _RELU = activation("relu")
 SLICES = ("slice", "select")
 
+_REASONS = {
+    "which compares hidden units with one another, and no pair of units knows the rest": (
+        *("topk", "sort", "kthvalue", "median", "argsort"),
+    ),
+    "which divides by a sum over hidden units": (
+        *("_softmax", "_log_softmax", "_safe_softmax"),
+        *("native_layer_norm", "native_group_norm", "rsqrt"),
+    ),
+    "the largest of several values": ("max", "amax", "max_pool2d_with_indices", "max_pool2d"),
+    "which takes entries by numbers that depend on the input": (
+        *("gather", "index", "index_select", "embedding"),
+    ),
+    "which puts entries at places that depend on the input": (
+        *("scatter", "scatter_add", "index_put"),
+    ),
+}
+"""Why operations make no layer, where there is more to say than that."""
+
 
 class Token(NamedTuple):
     """Token numbers, in the place of a value."""
@@ -373,7 +391,7 @@ class _Trace:
         places = [n for n, argument in enumerate(one.arguments) if _reads_any(argument, varying)]
         if any(isinstance(values[read], Scores) for read in varying):
             return self._of_scores(one, varying)
-        if name in ("gt", "ge", "lt", "le") and places == [0]:
+        if name == "gt" and places == [0]:
             return self._step_value(one)
         if name == "where" and places == [0, 1] and not self._has_entries(one.arguments[2]):
             return self._multiplied_values(one, places)  # where(u > t, u, 0)
@@ -388,8 +406,9 @@ class _Trace:
 
     def _refusal(self, one: Operation) -> UnsupportedLayer:
         said = f"{one.place} computes {one.name}, "
-        if reason := _reason(one.name):
-            return UnsupportedLayer(f"{said}{reason}")
+        for reason, names in _REASONS.items():
+            if one.name in names:
+                return UnsupportedLayer(f"{said}{reason}")
         if one.name == "pow":
             powers = f"and powers are read up to {MOST_POWERS}, as whole numbers"
             return NoLayerError(f"{said}{powers}, or as an activation that is known")
@@ -412,7 +431,7 @@ class _Trace:
             before = self.shown.get(read)
             if before is None or isinstance(before, (list, tuple)):
                 continue
-            if not self.library.keeps(before, result):
+            if not _keeps_digits(before, result, self.library):
                 raise UnsupportedLayer(
                     f"{one.place} computes {one.name}, which rounds numbers that depend on the "
                     f"input to {result.dtype}"
@@ -486,8 +505,6 @@ class _Trace:
         """1 where a value is above an array of thresholds, and 0 elsewhere."""
         argument, threshold = one.arguments
         known = self.values[threshold] if isinstance(threshold, Operation) else threshold
-        if one.name != "gt":
-            raise self._refusal(one)
         value = self._checked_value(argument)
         # Thresholds may broadcast the argument to a larger shape.
         shape = (value.constant - known).shape
@@ -623,30 +640,20 @@ def _is_array(value: Any) -> bool:
     return not isinstance(value, (Value, Scores, Token))
 
 
+def _keeps_digits(before: Any, after: Any, library: Library) -> bool:
+    """Whether a change of type keeps the digits that a module or function computes with."""
+    old, new = str(before.dtype), str(after.dtype)
+    if "complex" in old + new:
+        return True  # which no table knows
+    if is_float(before):
+        coarsest = library.epsilon(library.precision)
+        return is_float(after) and library.epsilon(after.dtype) <= coarsest
+    # Token numbers keep 32 bits at least.
+    return old.endswith("bool") or is_float(after) or new.endswith(("32", "64"))
+
+
 def _reads_any(argument: Any, operations: list[Operation]) -> bool:
     """Whether an argument of an operation is among some, or is a list with such an operation."""
     if isinstance(argument, (list, tuple)):
         return any(_reads_any(part, operations) for part in argument)
     return any(argument is one for one in operations)
-
-
-def _reason(name: str) -> str:
-    """The reason why an operation makes no layer, where there is more to say than that."""
-    if name in ("topk", "sort", "kthvalue", "median", "argsort"):
-        return "which compares hidden units with one another, and no pair of units knows the rest"
-    if name in (
-        "_softmax",
-        "_log_softmax",
-        "native_layer_norm",
-        "native_group_norm",
-        "rsqrt",
-        "_safe_softmax",
-    ):
-        return "which divides by a sum over hidden units"
-    if name in ("max", "amax", "max_pool2d_with_indices", "max_pool2d"):
-        return "the largest of several values"
-    if name in ("gather", "index", "index_select", "embedding"):
-        return "which takes entries by numbers that depend on the input"
-    if name in ("scatter", "scatter_add", "index_put"):
-        return "which puts entries at places that depend on the input"
-    return ""

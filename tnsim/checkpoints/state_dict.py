@@ -425,12 +425,35 @@ def assembled(
         UnsupportedLayer: Where there are norms and no inputs.
         ModelError: Where the inputs do not fit, or there is no norm for them.
     """
-    if not any(normed.norm for normed in layers):
+    places = ", ".join(str(n) for n, normed in enumerate(layers) if normed.norm)
+    if not places:
         check_no_norm_inputs(norm_inputs)
         return Model([normed.layer for normed in layers], n_ctx, origin)
     if norm_inputs is None:
-        raise _unfolded(layers)
-    return _folded(layers, input_rows(norm_inputs), n_ctx, origin)
+        raise UnsupportedLayer(
+            f"a norm stands before layer {places}: it depends on the input and is no polynomial. "
+            "Give norm_inputs=inputs (--norm-inputs FILE) to fold it at its mean energy on them, "
+            "which says how far off that is; or compare the network as it is by its outputs, "
+            "metric tnsim.Empirical(inputs)"
+        )
+    inputs = input_rows(norm_inputs)
+    folded = fold(layers, inputs, n_ctx)
+    said = [
+        f"norm before layer {n}: mean energy {energy:.6g}"
+        for n, energy in enumerate(folded.energies)
+        if energy is not None
+    ]
+    caveat = (
+        f"norms before layer {places} at their mean energy on {len(inputs)} inputs, "
+        f"where outputs differ by {folded.error:.2%} of their size"
+    )
+    origin = dataclasses.replace(
+        origin,
+        assumptions=(*origin.assumptions, *said),
+        caveats=(*origin.caveats, caveat),
+        error=folded.error,
+    )
+    return Model(folded.model.layers, n_ctx, origin)
 
 
 def check_no_norm_inputs(norm_inputs: Any) -> None:
@@ -466,60 +489,14 @@ def _layer(rule: Rule, arrays: NamedArrays, n: int) -> tuple[Normed, Rule]:
 
     def build() -> tuple[Normed, Rule]:
         values = valued(rule, arrays)
-        return layer_rules.normed(values, arrays), told(values, arrays)
+        told: dict[str, Any] = {}
+        if requires_grad(values.scale):
+            told["scale"] = float(detached(values.scale))
+        if (energy := arrays.single(values.norm_energy)) is not None:
+            told["norm_energy"] = f"{energy:.6g}"
+        return layer_rules.normed(values, arrays), dataclasses.replace(values, **told)
 
     return rename_errors(f"layer {n}", build)
-
-
-def told(rule: Rule, arrays: NamedArrays) -> Rule:
-    """A rule with the value of its constant energy and of its scale, to be shown.
-
-    Args:
-        rule: Rule with its other values.
-        arrays: Arrays in which the energy is looked up.
-
-    Returns:
-        The rule, the number in the place of the key.
-    """
-    if requires_grad(rule.scale):
-        rule = dataclasses.replace(rule, scale=float(detached(rule.scale)))
-    energy = arrays.single(rule.norm_energy)
-    if energy is None:
-        return rule
-    return dataclasses.replace(rule, norm_energy=f"{energy:.6g}")
-
-
-def _unfolded(layers: Sequence[Normed]) -> UnsupportedLayer:
-    """The refusal of norms without inputs on which to measure them."""
-    places = ", ".join(str(n) for n, normed in enumerate(layers) if normed.norm)
-    return UnsupportedLayer(
-        f"a norm stands before layer {places}: it depends on the input and is no polynomial. "
-        "Give norm_inputs=inputs (--norm-inputs FILE) to fold it at its mean energy on them, "
-        "which says how far off that is; or compare the network as it is by its outputs, "
-        "metric tnsim.Empirical(inputs)"
-    )
-
-
-def _folded(layers: Sequence[Normed], norm_inputs: Any, n_ctx: int | None, origin: Origin) -> Model:
-    """The model with its norms as constants, and with the error of this as a caveat."""
-    folded = fold(layers, norm_inputs, n_ctx)
-    said = [
-        f"norm before layer {n}: mean energy {energy:.6g}"
-        for n, energy in enumerate(folded.energies)
-        if energy is not None
-    ]
-    places = ", ".join(str(n) for n, e in enumerate(folded.energies) if e is not None)
-    caveat = (
-        f"norms before layer {places} at their mean energy on {len(norm_inputs)} inputs, "
-        f"where outputs differ by {folded.error:.2%} of their size"
-    )
-    origin = dataclasses.replace(
-        origin,
-        assumptions=(*origin.assumptions, *said),
-        caveats=(*origin.caveats, caveat),
-        error=folded.error,
-    )
-    return Model(folded.model.layers, n_ctx, origin)
 
 
 def unnamed(
@@ -639,12 +616,12 @@ def weights_within(state: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     inner = [value for value in state.values() if isinstance(value, Mapping) and value]
     # States of optimisers are mappings too, and hold no arrays at once.
-    named = [one for one in inner if all(map(_is_tensor, one.values()))]
+    named = [
+        one
+        for one in inner
+        if all(isinstance(x, Stored) or hasattr(x, "shape") for x in one.values())
+    ]
     return weights_within(named[0]) if len(named) == 1 else state
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, Stored) or hasattr(value, "shape")
 
 
 def _descend(state: Any, dialect: Dialect) -> Mapping[str, Any]:

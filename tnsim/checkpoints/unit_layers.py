@@ -27,12 +27,14 @@ from tnsim.activations.activation import Activation, activation, jump_relu
 from tnsim.checkpoints.affine_values import (
     AT_ONCE,
     IDENTITY,
+    Grids,
     Library,
     Map,
     Value,
     added,
     composed,
     joined_grids,
+    matrix_rows,
     pattern_of,
     rerooted,
     side_by_side,
@@ -215,12 +217,12 @@ class Stack:
         """An array of zeros."""
         return self.library.array(np.zeros(tuple(shape)))
 
-    def _begin(self, shape: tuple[int, ...], layout: Layout) -> None:
-        self.sources = {0: Source(self._root(shape, layout), layout)}
+    def _begin(self, shape: tuple[int, ...], layout: Layout, grids: Grids = ()) -> None:
+        self.sources = {0: Source(self._root(shape, layout, grids), layout)}
 
-    def _root(self, shape: tuple[int, ...], layout: Layout) -> Map:
+    def _root(self, shape: tuple[int, ...], layout: Layout, grids: Grids = ()) -> Map:
         last = IDENTITY if layout.is_last and shape and shape[-1] == layout.width else None
-        grids = (tuple(shape),) if self.positions == 1 else ((layout.width,),)
+        grids = grids or ((tuple(shape),) if self.positions == 1 else ((layout.width,),))
         index, position = (indices(self.library, x) for x in (layout.index, layout.position))
         return Map(
             self.library,
@@ -232,12 +234,12 @@ class Stack:
             last=last,
         )
 
-    def _in_rows(self, width: int, grids: tuple[tuple[int, ...], ...] = ()) -> Map:
+    def _in_rows(self, width: int, grids: Grids = ()) -> Map:
         """Coordinates as an array with a row for each position."""
-        root = self._root((self.positions, width), Layout.in_rows(self.positions, width))
-        return replace(root, grids=grids or root.grids)
+        n = self.positions
+        return self._root((n, width), Layout.in_rows(n, width), grids)
 
-    def _by_matrix(self, matrix: Any, grids: tuple[tuple[int, ...], ...] = ()) -> Map:
+    def _by_matrix(self, matrix: Any, grids: Grids = ()) -> Map:
         """A matrix as a map of coordinates in rows to as many rows."""
         size, width = matrix.shape
         rows = self._in_rows(width, grids)
@@ -293,7 +295,7 @@ class Stack:
         by_runs = linear.last is IDENTITY and self.positions == 1 and self.may_be_sparse
         is_whole = linear.last is not None and linear.shape[-1] == layout.width
         if is_whole and layout.is_last and not by_runs:
-            return self.library.eye(linear.size) if linear.last is IDENTITY else linear.last
+            return matrix_rows(linear.last, linear.size, self.library)
         if self.positions == 1:
             return self._matrix(linear)
         # One matrix for all positions, so a small one at each of them is the whole.
@@ -533,12 +535,10 @@ class Stack:
         function of the state does where it is narrower than the state; a wider value is cheaper as
         rows of the next layer. So is a value that would be too large a matrix.
         """
-        if self.units_in(value):
+        if is_whole or self.units_in(value):
             return True
         if set(value.slopes) != {0}:
-            return is_whole or 0 in value.slopes
-        if is_whole:
-            return True
+            return 0 in value.slopes
         narrow = self.width * self.positions
         before = self.drafts[-1] if self.drafts else None
         if before is not None and not (before.factors or before.layers or before.norm):
@@ -598,9 +598,7 @@ class Stack:
             for source, start, root in zip(sources, starts, roots, strict=True)
         }
         self._append_layer(Value(self.zeros((n, total)), slopes), both)
-        self._begin((n, total), both)
-        root = self.sources[0].root
-        self.sources[0] = replace(self.sources[0], root=replace(root, grids=grids))
+        self._begin((n, total), both, grids)
         return moved
 
     def finished(self, value: Value) -> list[Normed]:
@@ -665,17 +663,15 @@ class Stack:
         zero = self.zeros((1,))
         at = indices(self.library, entries + layout.position * (count + 1))
         n, shape = self.positions, matrix.shape
-        root = self._in_rows(count)
 
         def placed(z: Any) -> Any:
             ones = self.library.concatenate([zero] * n).reshape(n, 1)
             return self.library.concatenate([z, ones], 1).reshape(-1)[at].reshape(shape)
 
         if n == 1 and count == layout.width:
-            root = replace(root, grids=(tuple(shape),))
-            down = root.then(lambda z: z.reshape(shape), shape)
+            down = self._in_rows(count, (tuple(shape),)).then(lambda z: z.reshape(shape), shape)
         else:
-            down = root.then(placed, shape)
+            down = self._in_rows(count).then(placed, shape)
         return (rows, self.zeros((count,))), down
 
     def _append_units(
@@ -749,7 +745,7 @@ class Stack:
             smaller = layout.width * last.down.size <= apart and (last.factors or not is_whole)
             alone = last.function is not None and self._is_elementwise(last)
             if (units or smaller) and not alone:
-                if unless_zero(last.bias, self.library) is not None:
+                if unless_zero(last.bias) is not None:
                     bias = bias + self._applied(matrix, layout, last.bias)
                 self.drafts[-1] = replace(
                     last,
@@ -827,7 +823,7 @@ class Stack:
 
     def _layers_of(self, draft: Draft) -> list[Normed]:
         """The layers of tnsim of a draft."""
-        bias: Any = unless_zero(draft.bias, self.library)
+        bias: Any = unless_zero(draft.bias)
         if draft.layers is not None:
             down = None if draft.gives_units else self.rows(draft.down, draft.layout)
             return self._with_skip(draft.layers(down, bias), draft.skip, draft.norm)
@@ -848,7 +844,7 @@ class Stack:
         if draft.function is None and len(factors) == 2:
             factors, down = with_fewer_units(factors, down, self.library)
         rows: list[Any] = [w for w, _ in factors]
-        biases: list[Any] = [unless_zero(b, self.library) for _, b in factors]
+        biases: list[Any] = [unless_zero(b) for _, b in factors]
         if draft.function is not None:
             up, up_bias = (rows[1], biases[1]) if len(rows) == 2 else (None, None)
             layer: Any = Gated(rows[0], up, down, draft.function, biases[0], up_bias, bias)

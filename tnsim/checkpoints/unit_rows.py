@@ -33,7 +33,7 @@ def indices(library: Library, numbers: Any) -> Any:
     return library.array(np.asarray(numbers, np.int64))
 
 
-def unless_zero(bias: Any, library: Library) -> Any:
+def unless_zero(bias: Any) -> Any:
     """A bias, or None for a bias of zeros that nobody differentiates."""
     return bias if requires_grad(bias) or bool(bias.any()) else None
 

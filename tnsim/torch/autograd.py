@@ -148,7 +148,7 @@ def model_of(
         graph = session().belongings.get(
             reading.graph,
             (model_of, example.dtype, example.device),
-            lambda: graph_of(copy_of(module).eval(), example, whole),
+            lambda: graph_of(copy_of(module).eval(), example[:1], whole),
         )
         live = graph_layers(graph, own, module, layers or {}, example, reading.positions > 1)
         if torch.is_grad_enabled() and not whole:
