@@ -437,7 +437,6 @@ CHANGES = {
     "code": lambda m, _: setattr(m, "_forward", lambda m, x: (x @ m.a) ** 2 @ m.c),
     "a method": lambda m, patch: patch.setattr(Module, "forward", lambda m, x: (x @ m.a) @ m.c),
     "shapes": lambda m, _: setattr(m, "a", nn.Parameter(torch.ones(5, 6).double())),
-    "the mode": lambda m, _: m.train(),
 }
 
 
@@ -452,6 +451,16 @@ def test_no_operation_outlives_what_it_was_read_from(name, monkeypatch):
     x = np.random.default_rng(0).normal(size=(5, model.d_in))
     evaluated = module.eval()(torch.as_tensor(x)).detach().numpy()
     assert_close(model(x), evaluated, scale=LARGEST)
+
+
+def test_no_operation_outlives_the_mode():
+    """What is remembered of a module says nothing of another mode, in which it is another function."""
+    module = changeable()
+    model = tnsim.from_module(module)
+    with refused("in training mode, in which it computes something else"):
+        tnsim.from_module(module.train())
+    assert_same(tnsim.from_module(module.eval()), module)
+    assert_close(tnsim.similarity(model, module), 1.0)
 
 
 def test_files_and_steps_are_read_by_one_trace(monkeypatch, tmp_path):
