@@ -57,6 +57,8 @@ def test_heads_whose_rows_cancel_have_no_digits(through, rng):
     values[:, 1] = -first * (1 + 1e-9)
     with refused("layer 0 head 0 has no digits left: its terms cancel", tnsim.TnsimError):
         tnsim.heads(*[module(state, config)] * 2, "ov", through=through)
+    with refused("composition score of layer 0 head 0 has no digits left", tnsim.TnsimError):
+        tnsim.composition(module(state, config))
 
 
 @pytest.mark.sampled(quick=1)

@@ -159,7 +159,10 @@ def heads(
                 "changes no similarity"
             )
         if side is not None:
-            _report_cancellation(side, squares)
+            turns = side.circuits.turns
+            # Each distance has a term, whose rotation changes no length.
+            apart = squares / (1 if turns is None else len(turns))
+            _report_cancellation(side.circuits.names, _row_lengths(side), apart, "the similarity")
         if not (squares > 0).all():
             zero = label_list[int(np.argmin(squares))]
             raise ModelError(f"{zero} is the zero function: it has no similarity")
@@ -358,20 +361,38 @@ def _squares(side: _Side) -> Float[np.ndarray, " A"]:
     return np.array([_inner(head, head, moments)[0, 0] for head in single])
 
 
-def _report_cancellation(side: _Side, squares: Float[np.ndarray, " A"]) -> None:
-    """Refuse, or warn of, heads that are small sums of large rows, in which digits are lost."""
-    (names, left, right, turns), both = side.circuits, []
-    for maps, moment in zip((left, right), _moments(side, side), strict=True):
-        rows = np.einsum("hrd,hrd->hr", maps if moment is None else maps @ moment.T, maps)
-        both.append(np.sqrt(np.maximum(rows, 0.0)))
-    # Norms of rows stay under rotations, of which the squared norm has a term for each distance.
-    terms = (both[0] * both[1]).sum(axis=1) ** 2 * (1 if turns is None else len(turns))
+def _row_lengths(side: _Side) -> list[Float[np.ndarray, "A r"]]:
+    """Lengths of the rows of both maps of every head, as the inputs and outputs measure them."""
+    lengths = []
+    both = side.circuits.left, side.circuits.right
+    for maps, moment in zip(both, _moments(side, side), strict=True):
+        squares = np.einsum("hrd,hrd->hr", maps if moment is None else maps @ moment.T, maps)
+        lengths.append(np.sqrt(np.maximum(squares, 0.0)))
+    return lengths
+
+
+def _report_cancellation(
+    names: Sequence[PartName],
+    lengths: Sequence[Float[np.ndarray, "A r"]],
+    squares: Float[np.ndarray, " A"],
+    what: str,
+) -> None:
+    """Refuse, or warn of, heads that are small sums of large rows, in which digits are lost.
+
+    Args:
+        names: Names of the heads.
+        lengths: Lengths of the rows of both maps of every head. Terms of the squared norm are
+            products of two rows of either map.
+        squares: Squared norms of the heads.
+        what: What is computed of a head.
+    """
+    terms = (lengths[0] * lengths[1]).sum(axis=1) ** 2
     arithmetic = Arithmetic(2, "float64")
     with np.errstate(over="ignore"):  # beyond all bounds, as is what rounding takes below zero
         errors = arithmetic.rounding * terms / np.maximum(squares, np.finfo(np.float64).tiny)
     worst = int(np.argmax(errors))
-    what = f"the similarity of {labels_of(names)[worst]}"
-    precision.report(float(errors[worst]), what, arithmetic)
+    subject = f"{what} of {labels_of(names)[worst]}"
+    precision.report(float(errors[worst]), subject, arithmetic)
 
 
 def _of_products_of_scores(
@@ -458,7 +479,7 @@ def composition(model: Any) -> xr.DataArray:
         raise ModelError("heads of one layer read nothing of each other: there is no composition")
     found = np.stack(
         [
-            _scores(reads, beside, written, read)
+            _scores(values.names, reads, beside, written, read)
             for reads, beside in ((queries, keys), (keys, queries), (read, written))
         ]
     )
@@ -479,6 +500,7 @@ def _in_own_units(maps: Float[np.ndarray, "H r d"]) -> Float[np.ndarray, "H r d"
 
 
 def _scores(
+    names: Sequence[PartName],
     reads: Float[np.ndarray, "H r d"],
     beside: Float[np.ndarray, "H r d"],
     written: Float[np.ndarray, "H v d"],
@@ -487,6 +509,7 @@ def _scores(
     """Norms of products `B^T R W^T V` over those of `B^T R` and `W^T V`, for all pairs of heads.
 
     Args:
+        names: Names of the heads.
         reads: Maps R by which a later head reads the stream.
         beside: Maps B on the other side of its circuit.
         written: Transposed maps W by which an earlier head writes to the stream.
@@ -499,10 +522,12 @@ def _scores(
     for n, (gram, reader) in enumerate(zip(outer, reads, strict=True)):
         between = reader @ written.swapaxes(-1, -2)
         squares[n] = ((gram @ between @ inner) * between).sum(axis=(-1, -2))
-    norms = [
-        np.einsum("hij,hij->h", gram, maps @ maps.swapaxes(-1, -2))
-        for gram, maps in ((outer, reads), (inner, written))
-    ]
+    norms = []
+    for gram, maps in ((outer, reads), (inner, written)):
+        own = maps @ maps.swapaxes(-1, -2)
+        norms.append(np.einsum("hij,hij->h", gram, own))
+        lengths = [np.sqrt(x.diagonal(axis1=1, axis2=2)) for x in (gram, own)]
+        _report_cancellation(names, lengths, norms[-1], "a composition score")
     if min(norm.min() for norm in norms) <= 0:
         raise ModelError("a head is the zero function: it has no composition score")
     return np.sqrt(np.clip(squares / np.outer(*norms), 0.0, 1.0))
